@@ -76,6 +76,7 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
     assert GapCurve([10, 101], CONTEXT, K).fitting_gaps(limited) == [0, 10]
     limited.head.weight = torch.nn.Parameter(-limited.head.weight)  # so that the context helps
     only_too_large = GapCurve([101], CONTEXT, K, 3).run(limited, text).report
+    assert only_too_large.endswith("\ngap of 101: skipped, Learned has only 128 positions")
     assert "no gap" not in only_too_large
     assert "does not help" not in only_too_large
     assert "fewer than 133 positions (context + k)" in GapCurve([1], 125, K, blocks=1).run(limited, text).skipped

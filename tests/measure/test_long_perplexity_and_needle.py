@@ -199,8 +199,13 @@ def data(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> TokenShards:
 def recalls_of(reader: Reader, folder: Path, kind: str) -> pd.Series:
     """Write the results of a reader, and return its recall by length and depth."""
     needle = Needle(kind, lengths=[500, 700, 900], depths=[0.0, 0.5, 1.0], problems=2)
-    needle.run(reader, reader.data.text("test")).write(folder)
-    return pd.read_csv(folder / f"{kind}.csv").set_index(["length", "depth"])["recall"]
+    result = needle.run(reader, reader.data.text("test"))
+    assert result.report.splitlines()[-1] == f"{kind} at 900: skipped, {reader.name} has only 800 positions"
+    result.write(folder)
+    recalls = pd.read_csv(folder / f"{kind}.csv").set_index(["length", "depth"])["recall"]
+    for length, mean in recalls.groupby("length").mean().items():
+        assert f"{kind} at {length}: recall {mean:.0%} in 6 problems\n" in result.report
+    return recalls
 
 
 @pytest.mark.parametrize("kind", ["niah_single_1", "niah_single_2", "niah_multikey_1"])

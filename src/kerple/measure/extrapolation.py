@@ -20,6 +20,7 @@ from kerple.measure.measure import (
     require_positive,
     require_text,
     skipped_lengths,
+    skipped_lines,
 )
 from kerple.measure.protocols import Protocol, ProtocolLosses, ProtocolName, full
 from kerple.measure.result import Result
@@ -165,8 +166,7 @@ class Extrapolation(Measure):
         if any(row["first"] >= row["window"] for row in gains):
             figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain beyond the window")
         rows = [row for m in measurements for row in m.rows()]
-        report = perplexity_table(measurements, training_length)
-        report += "".join(f"\n{e['protocol']} at {e['length']:,}: skipped, {e['reason']}" for e in skipped)
+        report = "\n".join([perplexity_table(measurements, training_length), *skipped_lines(skipped)])
         return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(measurements), report)
 
     @property

@@ -73,11 +73,16 @@ class GapCurve(Measure):
 
     def fitting_gaps(self, network: Network) -> list[int]:
         """Return 0 and the gaps for which the network has enough positions, in ascending order."""
+        most = length_limit(network) - self.context - self.k
+        return [gap for gap in self._all_gaps(network) if gap <= most]
+
+    def _all_gaps(self, network: Network) -> list[int]:
+        """Return 0 and the gaps, in ascending order."""
         gaps = self.gaps
         if gaps is None:
             training_length = known_training_length(network, "GapCurve: gaps")
             gaps = [training_length * n // 4 for n in (1, 2, 4, 8, 16, 64)]
-        return [gap for gap in sorted({0, *gaps}) if gap + self.context + self.k <= length_limit(network)]
+        return sorted({0, *gaps})
 
     def measure(self, network: Any, text: Text, runner: Runner) -> Result:
         gaps, blocks = self.fitting_gaps(network), self._blocks(text)
@@ -98,6 +103,8 @@ class GapCurve(Measure):
         means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
         lines = [f"gap curve: {len(blocks)} documents, {means}{note}"]
         lines += [_sentence(gap, losses[gap], *fraction) for gap, *fraction in curve]
+        reason = f"skipped, {network.name} has only {length_limit(network)} positions"
+        lines += [f"gap of {gap:,}: {reason}" for gap in self._all_gaps(network) if gap not in gaps]
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
         scalars = {f"gap/kept/{gap}": fraction for gap, fraction, *_ in curve}

@@ -21,7 +21,14 @@ from kerple.base.errors import require
 from kerple.config.files import read_mapping
 from kerple.data.evaluation_text import Text
 from kerple.data.tokenizer import without_truncation
-from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
+from kerple.measure.measure import (
+    Measure,
+    length_limit,
+    ordered_lengths,
+    require_positive,
+    skipped_lengths,
+    skipped_lines,
+)
 from kerple.measure.protocols import full, sliding
 from kerple.measure.result import Result
 from kerple.measure.runner import Runner
@@ -167,12 +174,13 @@ class LongPerplexity(Measure):
         runner.synchronise(*losses.values())
         rows = [row for length, loss in losses.items() for row in loss.rows(self.name, length)]
         about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator}
-        about |= {"skipped": skipped_lengths(self.lengths, network, self.name)}
+        about["skipped"] = skipped_lengths(self.lengths, network, self.name)
         lines = [
             f"longppl at {length:,}: {float(loss.perplexity()):.3f} over {int(loss.targets.sum()):,} key tokens"
             for length, loss in losses.items()
         ]
-        return Result(self.name, sums=rows, about=about | self.criterion, report="\n".join(lines))
+        report = "\n".join([*lines, *skipped_lines(about["skipped"])])
+        return Result(self.name, sums=rows, about=about | self.criterion, report=report)
 
     def _keys(self, text: Text) -> list[list[int]]:
         """Return the indices of the key tokens among each block's targets. The first call stores them in a file."""

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -207,3 +207,8 @@ def skipped_lengths(lengths: Sequence[int], network: Network, protocol: str) -> 
     limit = length_limit(network)
     reason = f"{network.name} has only {limit} positions"
     return [{"protocol": protocol, "length": length, "reason": reason} for length in lengths if length > limit]
+
+
+def skipped_lines(skipped: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line of a report for each entry of `skipped_lengths`."""
+    return [f"{each['protocol']} at {each['length']:,}: skipped, {each['reason']}" for each in skipped]

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from kerple.base.errors import require
 from kerple.data.evaluation_text import Text
-from kerple.measure.measure import Measure, length_limit, ordered_lengths, require_positive, skipped_lengths
+from kerple.measure.measure import (
+    Measure,
+    length_limit,
+    ordered_lengths,
+    require_positive,
+    skipped_lengths,
+    skipped_lines,
+)
 from kerple.measure.plotting import heat_map, panel
 from kerple.measure.result import Result
 from kerple.measure.results_table import Row
@@ -174,8 +181,11 @@ class Needle(Measure):
         figures = {self.name: _figure(recalls, lengths, self.depths, title)} if lengths else {}
         totals = zip(lengths, (recalls.mean(1) * count).tolist(), strict=True)
         sums = [Row("accuracy", self.kind, length, None, None, total, count) for length, total in totals]
-        about = {"haystack": self.haystack, "skipped": skipped_lengths(self.lengths, network, self.kind)}
-        return Result(self.name, {self.name: rows}, figures, sums, about)
+        about: dict[str, Any] = {"haystack": self.haystack}
+        about["skipped"] = skipped_lengths(self.lengths, network, self.kind)
+        lines = [f"{self.kind} at {row.length:,}: recall {row.sum / count:.0%} in {count} problems" for row in sums]
+        report = "\n".join([*lines, *skipped_lines(about["skipped"])])
+        return Result(self.name, {self.name: rows}, figures, sums, about, report=report)
 
     def _draw(self, text: Text, length: int, depth: float, number: int) -> tuple[Problem, list[int]]:
         """Return problem ``number`` of a length and depth, and its tokens without those of the answer."""
