@@ -177,6 +177,14 @@ class Attribute(Sketch):
         self.all = torch.arange(shape.length)
 
 
+class Valued(Sketch):
+    """Reads the values of a tensor when it is built."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.slopes = torch.logspace(0, -1, shape.heads).tolist()
+
+
 # correct only in the first block of queries of the default size
 SecondBlock = sketch(modify_scores=lambda self, s, q, k, block: s * 1.5 if block.queries.rows[0] >= 128 else s)
 # ignores the running sum in a cache
@@ -249,6 +257,14 @@ FirstPositions = sketch(embed=lambda self, x, positions: x + positions.ids.view(
 KeyHeads = sketch(transform_qk=lambda self, q, k, state, positions: (q, k * torch.arange(k.shape[1])[:, None, None]))
 # its parameter follows the precision of the network
 Converted = sketch(size=Counted.size, _apply=nn.Module._apply)
+# scores depend on the index of the query in the sequence, not in its document
+Rows = sketch(modify_scores=lambda self, s, q, k, block: s * (1 + block.queries.rows[:, None] / 300))
+# queries have no gradient
+Detached = sketch(transform_qk=lambda self, q, k, state, positions: (q.detach(), k))
+# correct, and in fp32 also in an fp64 network
+Single = sketch(
+    size=Counted.size, bias=lambda self, distance: (self.parameter.float()[:, None] * -distance.float()).to(distance)
+)
 # another computation if it is compiled
 Compiled = sketch(
     modify_scores=lambda self, s, q, k, block: s * 1.5 if torch.compiler.is_compiling() else s,
@@ -288,6 +304,9 @@ WRONG: list[tuple[Any, Property, str]] = [
     (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
     (FirstPositions, forward_pass.positions_of_each_sequence, "different positions per sequence"),
     (KeyHeads, forward_pass.grouped_query_attention, "logits with 2 key heads for 4 heads"),
+    (Rows, forward_pass.documents_alone, "logits of documents of 10 and 20 tokens"),
+    (Detached, parameters.derivatives_of_losses, r"the derivative for blocks\.0\.attention\.qkv\.weight is"),
+    (Valued, parameters.building_without_values, "reads a value of a tensor when it is built: "),
     (Compiled, forward_pass.torch_compile, "logits compiled by eager"),
     (Counting, parameters.activation_checkpointing, "differs with activation checkpointing"),
     (Unlimited, parameters.ranges_of_parameters, "rate is outside 0.01 to "),
@@ -324,6 +343,10 @@ def test_kinds_of_layers_are_shift_invariant_if_all_of_them_are() -> None:
 def test_each_property_has_a_wrong_strategy() -> None:
     tested = {test for _, test, _ in WRONG} | {fp32_computation.error_in_bf16}  # see the last test
     assert tested == {*PROPERTIES.values()}
+
+
+def test_a_strategy_that_computes_in_fp32_in_an_fp64_network_has_derivatives() -> None:
+    parameters.derivatives_of_losses(Subject(Single))
 
 
 @pytest.mark.parametrize(("wrong", "test", "message"), WRONG)

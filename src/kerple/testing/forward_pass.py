@@ -78,6 +78,23 @@ def no_dependence_on_other_sequences(subject: Subject, length: int) -> None:
 
 @holds_at_lengths
 @torch.no_grad()
+def documents_alone(subject: Subject, length: int) -> None:
+    """Each document of a sequence has the logits that it has alone.
+
+    Two documents are read in one sequence, without a window and with one.
+    """
+    network, ids = subject.network(length), tokens(2, length)
+    begin = length // 3  # the first token of the second document
+    documents = (torch.arange(length) >= begin).long().expand(2, -1)
+    for window in (None, length // 4):
+        visibility = Visibility(window)
+        alone = torch.cat([network(ids[:, :begin], visibility), network(ids[:, begin:], visibility)], 1)
+        what = f"logits of documents of {begin} and {length - begin} tokens"
+        same(network(ids, visibility, documents=documents), alone, what, atol=1e-4)
+
+
+@holds_at_lengths
+@torch.no_grad()
 def shift_invariance(subject: Subject, length: int) -> None:
     """A shift of all positions changes the logits if and only if shift_invariant is False.
 

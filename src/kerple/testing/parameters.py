@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, describe
 from kerple.positions import Position
 from kerple.positions.constrained_parameters import Constrained
 from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_lengths, tokens
@@ -26,6 +26,42 @@ def gradient_of_every_parameter(subject: Subject, length: int) -> None:
         assert parameter.grad is not None, f"{name} has no gradient"
         assert parameter.grad.abs().sum() > 0, f"the gradient of {name} is 0"
         assert parameter.grad.isfinite().all(), f"the gradient of {name} is not finite"
+
+
+# steps of finite differences in fp64, with relative and absolute tolerances: the first is so small that few arguments
+# of functions such as ReLU cross a kink; the second is so large that a strategy may compute in fp32
+STEPS = ((1e-7, 1e-3, 1e-7), (1e-3, 0.05, 1e-4))
+
+
+@holds
+def derivatives_of_losses(subject: Subject) -> None:
+    """Gradients are the derivatives of the losses.
+
+    In fp64, the gradients for the weights of queries, keys and values and for each parameter of the strategy are
+    compared with finite differences in a random direction.
+    """
+    network, ids = subject.network(60).double(), tokens(2, 61)
+    network.losses(ids).mean().backward()
+    generator = torch.Generator().manual_seed(0)
+
+    @torch.no_grad()
+    def difference(parameter: nn.Parameter, direction: Tensor, step: float) -> float:
+        before, losses = parameter.clone(), []
+        for signed in (step, -step):
+            parameter.copy_(before + signed * direction)
+            losses.append(float(network.losses(ids).mean()))
+        parameter.copy_(before)
+        return (losses[0] - losses[1]) / (2 * step)
+
+    for name, parameter in trained(network):
+        if parameter.grad is not None and (".qkv." in name or name.startswith("positions.")):
+            direction = torch.randn(parameter.shape, generator=generator).to(parameter)
+            got = float((parameter.grad * direction).sum())
+            for step, relative, absolute in STEPS:
+                expected = difference(parameter, direction, step)
+                if equal := abs(got - expected) <= absolute + relative * abs(expected):
+                    break
+            assert equal, f"the derivative for {name} is {got:.4g}, finite differences give {expected:.4g}"
 
 
 @holds
@@ -116,6 +152,20 @@ def sizes_of_tensors(subject: Subject) -> None:
         attributes = chain.from_iterable((*m.parameters(False), *m.buffers(False), *vars(m).values()) for m in modules)
         sizes.append([tuple(a.shape) for a in attributes if isinstance(a, Tensor)])
     assert sizes[0] == sizes[1], f"shapes of tensors are {sizes[0]} at training length 16, and {sizes[1]} at 64"
+
+
+@holds
+def building_without_values(subject: Subject) -> None:
+    """The strategy can be built on the meta device, where tensors have shapes but no values.
+
+    The cost of a run, and the strategy of a stored model, are computed there.
+    """
+    try:
+        with torch.device("meta"):
+            for layer in subject.distinct_layers:
+                subject.position(layer=layer)
+    except Exception as error:
+        raise AssertionError(f"it reads a value of a tensor when it is built: {describe(error)}") from error
 
 
 def has_table_of_positions(position: Position) -> bool:
