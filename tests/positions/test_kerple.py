@@ -105,6 +105,7 @@ def test_kernels_are_conditionally_positive_definite_and_an_exponent_above_two_i
         assert is_conditionally_positive_definite(kernel(Shape(24, 6, 32)).bias, points), name
     exponents = torch.tensor([1.0, 2.5, 1.5])[:, None]  # one head with an invalid exponent is enough
     assert not is_conditionally_positive_definite(lambda d: -(d**exponents), points)
+    assert not is_conditionally_positive_definite(lambda d: 1 / d, points)  # infinite at 0
 
 
 def test_kernel_sum_adds_multiples_of_biases() -> None:

@@ -77,6 +77,8 @@ def is_conditionally_positive_definite(kernel: Callable[[Tensor], Tensor], point
     points = points.detach().double().reshape(len(points), -1)  # (N, dimensions)
     distance = (points[:, None] - points).norm(dim=-1)  # (N, N)
     gram = kernel(distance.flatten()).double().reshape(-1, *distance.shape)  # (H, N, N)
+    if not gram.isfinite().all():  # such as 1/d at distance 0
+        return False
     centred = gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-1, -2), keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(centred)  # (H, N)
     largest = torch.maximum(eigenvalues.abs().amax(-1), gram.abs().amax((-1, -2)))  # (H,)
