@@ -102,6 +102,13 @@ def test_the_first_keys_of_other_queries_are_refused() -> None:
             attend(q, k, v, AttentionSpec(first_key=wrong))
 
 
+@pytest.mark.parametrize("name", ["window", "neighbor_window"])
+def test_windows_without_a_key_are_refused(name: str) -> None:
+    q, k, v, *_ = inputs(2, 6, 6)
+    with pytest.raises(UserError, match=f"^{name}: got 0, expected at least 1 key"):
+        attend(q, k, v[..., : v.shape[-1] // 2], AttentionSpec(**{name: 0}))
+
+
 def test_first_keys_that_decrease_are_refused() -> None:
     q, k, v, *_ = inputs(2, 6, 6)
     first_key = torch.tensor([[0, 0, 0, 3, 3, 5], [0, 1, 1, 3, 2, 2]])

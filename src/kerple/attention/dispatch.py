@@ -130,6 +130,8 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
     require(heads % k.shape[1] == 0, "q, k, v", f"{heads} heads of q", f"a multiple of the {k.shape[1]} of k")
     require(queries <= length, "q", f"{queries} queries for {length} keys", "at most as many queries as keys")
     require(q.dtype == k.dtype == v.dtype, "q, k, v", f"dtypes {q.dtype}, {k.dtype}, {v.dtype}", "the same dtype")
+    for name, number in (("window", spec.window), ("neighbor_window", spec.neighbor_window)):
+        require(number is None or number >= 1, name, number, "at least 1 key")
     for name, x in (("table", spec.table), ("score_scale", spec.score_scale)):
         if x is not None:
             fits = x.ndim == 2 and x.shape[0] == heads and x.shape[1] >= length
