@@ -58,7 +58,7 @@ def read_network(
     training_length = known_length(config, length, "model.length", fixed=exported and position is None)
     config = scaled(config, scaling, factor, training_length or 0, rope_options)
     model = read_model(source, config, getattr(torch, dtype), trust_remote_code)
-    advice = "; to measure without them, set model.bos to false"
+    advice = "; test --hf measures without them if model.bos is false"
     bos_id = bos_token(source, advice) if bos and has_tokenizer(source) else None
     if position is None and config.model_type == "kerple_remote":  # exported, with code of its own strategy
         model.network.bos = bos_id
