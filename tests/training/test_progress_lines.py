@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from jsonargparse import Namespace
+from pytorch_lightning.callbacks import LearningRateMonitor
 
 from kerple.base.run_progress import FILE, read_progress
 from kerple.training.progress_lines import ProgressLines, with_progress
 from kerple.training.required_callbacks import callback_options
+from kerple.training.throughput import Throughput
 from tests.toy import Line, ToyData, trainer
 
 
@@ -56,6 +58,14 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
 @pytest.mark.parametrize("command", ["fit", "test"])
 def test_progress_lines_of_the_user_are_the_only_ones(command: str) -> None:
     mine = ProgressLines(every=60)
-    options = {"enable_progress_bar": None, "enable_checkpointing": None, "log_every_n_steps": None}
+    options = {"logger": None, "enable_progress_bar": None, "enable_checkpointing": None, "log_every_n_steps": None}
     callbacks = callback_options(command, Namespace(callbacks=[mine], **options))["callbacks"]
     assert [callback for callback in callbacks if isinstance(callback, ProgressLines)] == [mine]
+
+
+def test_callbacks_that_only_log_are_left_out_without_a_logger() -> None:
+    options = {"enable_progress_bar": None, "enable_checkpointing": None, "log_every_n_steps": None}
+    for logger in (False, None):
+        given = Namespace(callbacks=[LearningRateMonitor(), Throughput()], logger=logger, **options)
+        kinds = [type(callback) for callback in callback_options("fit", given)["callbacks"]]
+        assert (LearningRateMonitor in kinds, Throughput in kinds) == (logger is None, True)

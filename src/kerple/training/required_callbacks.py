@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import ProgressBar, TQDMProgressBar
+from pytorch_lightning.callbacks import DeviceStatsMonitor, LearningRateMonitor, ProgressBar, TQDMProgressBar
 
 from kerple.config.options import listed
 from kerple.training.last_checkpoint import LastCheckpoint
@@ -13,6 +13,8 @@ from kerple.training.progress_lines import ProgressLines
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.slow_machine import SlowMachine
+
+LOGGER_ONLY = (LearningRateMonitor, DeviceStatsMonitor)
 
 
 def callback_options(command: str, trainer: Namespace) -> dict[str, Any]:
@@ -23,6 +25,8 @@ def callback_options(command: str, trainer: Namespace) -> dict[str, Any]:
         trainer: The user's options of the Trainer, with callbacks as objects.
     """
     callbacks, bar = listed(trainer.callbacks), trainer.enable_progress_bar
+    if trainer.logger is False:  # with which Lightning refuses callbacks that only log
+        callbacks = [callback for callback in callbacks if not isinstance(callback, LOGGER_ONLY)]
     if command == "fit":
         required = [RandomState, NonFiniteGuard, Provenance, SlowMachine]
         required += [] if trainer.enable_checkpointing is False else [LastCheckpoint]
