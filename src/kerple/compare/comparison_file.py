@@ -61,7 +61,8 @@ class Comparison:
         name: Title of the report, and name of the default folders.
         base: Paths of the configurations of every fit. Options in later files replace those in earlier files. Empty if
             nothing is fitted.
-        strategies: The strategies by label. ``KerpleLog: {}`` is the strategy of that name with its defaults.
+        strategies: The strategies by label. ``KerpleLog: {}`` is the strategy of that name with its defaults. The keys
+            of an entry are ``position``, ``options``, ``flags``, ``hf``, ``seeds`` and ``parent``.
         seeds: Seeds of the initialisation and of the order of data.
         baseline: Label of the strategy with which the others are compared.
         flags: Flags of every fit. They replace options of ``base`` and flags of ``parts``.
