@@ -173,7 +173,7 @@ class LongPerplexity(Measure):
                     loss.update(full(network, tokens, length, **documents)[0, keys[i]], i)
         runner.synchronise(*losses.values())
         rows = [row for length, loss in losses.items() for row in loss.rows(self.name, length)]
-        about = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator}
+        about: dict[str, Any] = {"split": text.split, "block": self.lengths[-1], "evaluator": self.evaluator}
         about["skipped"] = skipped_lengths(self.lengths, network, self.name)
         lines = [
             f"longppl at {length:,}: {float(loss.perplexity()):.3f} over {int(loss.targets.sum()):,} key tokens"
