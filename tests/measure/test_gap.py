@@ -1,6 +1,7 @@
 """GapCurve: gaps between the positions of a context and of its targets."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -79,6 +80,13 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
     assert only_too_large.endswith("\ngap of 101: skipped, Learned has only 128 positions")
     assert "no gap" not in only_too_large
     assert "does not help" not in only_too_large
+    text.table = pd.DataFrame({"group": ["x", "y", "x", "z"], "overlap": 0.0})
+    result = GapCurve([10], CONTEXT, K, 3).run(limited, text)
+    losses = pd.DataFrame(result.tables["gap"]).pivot(index="document", columns="gap", values="loss")
+    of_groups = [[losses[key][0] + losses[key][2], losses[key][3]] for key in ("no context", 0, 10)]
+    _, low, high = _remaining_fraction(*map(np.array, of_groups))
+    assert result.report.startswith("gap curve: 2 groups of documents, ")
+    assert f"({low:.0%} to {high:.0%})" in result.report
     assert "fewer than 133 positions (context + k)" in GapCurve([1], 125, K, blocks=1).run(limited, text).skipped
     with pytest.raises(UserError, match="expected one with SupportsOffset"):
         measure.run(hugging_face_network(tiny("bloom")), text)

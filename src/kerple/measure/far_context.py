@@ -84,6 +84,16 @@ def document_groups(text: Text, documents: list[int]) -> list[Any]:
     return documents if len(set(groups)) < 2 else groups
 
 
+def units(groups: list[Any], documents: list[int]) -> str:
+    """Return the number and kind of the units of intervals, such as "3 documents".
+
+    Args:
+        groups: The groups that `document_groups` returned for ``documents``.
+        documents: The documents.
+    """
+    return f"{len(set(groups))} {'documents' if groups is documents else 'groups of documents'}"
+
+
 def mean_interval(values: NDArray[np.float64]) -> Interval:
     """Return the mean of the values with its interval by Student's t, which is infinite with one value."""
     from scipy import stats  # takes a second of processor time to import
@@ -166,8 +176,8 @@ class FarContext(Measure):
         of_groups = _table(lengths, losses, groups, k)
         by_length = {length: of_groups[of_groups["length"] == length] for length in lengths}
         effects = {n: {name: mean_interval(rows[name].to_numpy()) for name in EFFECTS} for n, rows in by_length.items()}
-        units = f"{len(set(groups))} {'documents' if groups is documents else 'groups of documents'}"
-        lines = [_sentence(length, at_length, units) for length, at_length in effects.items()]
+        over = units(groups, documents)
+        lines = [_sentence(length, at_length, over) for length, at_length in effects.items()]
         lines += [f"far context at {n:,}: skipped (limit {limit} tokens)" for n in self.lengths if n not in lengths]
         scalars = {f"far_context/{name}/{n}": effects[n][name][0] for n in lengths for name in ("gain", "content")}
         loss_rows = [row for (n, context), loss in losses.items() for row in loss.rows(f"far_{context}{k}", n)]
@@ -175,7 +185,7 @@ class FarContext(Measure):
         about |= {"block": self.lengths[-1], "block_document": documents, "overlapping": blocks.left_out}
         about |= {"documents": True, "precision": runner.precision, "too_short": blocks.too_short}
         about |= {"groups": [groups[documents.index(document)] for document in dict.fromkeys(documents)]}
-        figures = {self.name: _figure(effects, training_length, network.name, units)} if effects else {}
+        figures = {self.name: _figure(effects, training_length, network.name, over)} if effects else {}
         by_document = _table(lengths, losses, documents, k).rename(columns={"group": "document"})
         tables: Any = {self.name: by_document.to_dict("records")}
         return Result(self.name, tables, figures, loss_rows, about, scalars, "\n".join(lines))
@@ -240,15 +250,15 @@ def _table(lengths: list[int], losses: dict[tuple[int, str], "TokenLoss"], group
     return table.assign(own=own, none=none, foreign=foreign, **effects)
 
 
-def _sentence(length: int, effects: dict[str, Interval], units: str) -> str:
-    """Return the conclusion at a length, with the intervals of the effects over some units, such as "3 documents"."""
+def _sentence(length: int, effects: dict[str, Interval], over: str) -> str:
+    """Return the conclusion at a length, with the intervals of the effects ``over`` some `units`."""
     values = ", ".join(f"{name} {low:+.4f} to {high:+.4f}" for name, (_, low, high) in effects.items())
     conclusion = verdict(effects["gain"][1:], effects["content"][1:])
-    intervals = f"95% intervals over {units} in nats per target: {values}"
+    intervals = f"95% intervals over {over} in nats per target: {values}"
     return f"far context at {length:,} tokens: {conclusion} ({intervals})"
 
 
-def _figure(effects: dict[int, dict[str, Interval]], training_length: int, name: str, units: str) -> Figure:
+def _figure(effects: dict[int, dict[str, Interval]], training_length: int, name: str, over: str) -> Figure:
     """Draw the effects with their 95% intervals against length."""
     figure, axes = panel(6.4, 4.2)
     for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that their bars are side by side
@@ -257,5 +267,5 @@ def _figure(effects: dict[int, dict[str, Interval]], training_length: int, name:
         axes.errorbar(x, mean, high - mean, marker="o", markersize=4, capsize=2, label=name)
     axes.axhline(0, color="black", linewidth=0.8)
     labels = {"xlabel": "evaluation length (tokens)", "ylabel": "nats per target, 95% intervals"}
-    label_axes(axes, training_length, [*effects], **labels, title=f"{name}: effect of distant text, {units}")
+    label_axes(axes, training_length, [*effects], **labels, title=f"{name}: effect of distant text, {over}")
     return figure

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kerple.base.errors import require
 from kerple.data.evaluation_text import Text, TextBlocks
+from kerple.measure.far_context import document_groups, units
 from kerple.measure.measure import Measure, known_training_length, length_limit, require_positive
 from kerple.measure.plotting import label_axes, panel
 from kerple.measure.result import Result
@@ -36,7 +38,7 @@ class GapCurve(Measure):
     `kerple.model.network.SupportsOffset`.
 
     The result has ``gap.csv`` (gap, document, loss), a figure, and a line for each gap. The intervals of the fractions
-    are 95% intervals over documents by the jackknife.
+    are 95% intervals over groups of documents, such as packages, or over documents, by the jackknife.
 
     Args:
         gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length. Gaps are left out if the
@@ -99,16 +101,21 @@ class GapCurve(Measure):
         loss_rows += [row for gap in gaps for row in sums[gap].rows(f"gap{self.k}", gap + self.context + self.k)]
         none, near = losses[NO_CONTEXT], losses[0]
         note = _note(none, near, [losses[gap] for gap in gaps[1:]])
-        curve = [(gap, *_remaining_fraction(none, near, losses[gap])) for gap in gaps[1:] if not note]
+        groups = document_groups(text, documents)
+        # of each group, in the order of `_sums`
+        without, at_0, *at_gaps = pd.DataFrame(losses).groupby(pd.Series(groups), sort=False).sum().to_numpy().T
+        shown = {} if note else dict(zip(gaps[1:], at_gaps, strict=True))
+        curve = [(gap, *_remaining_fraction(without, at_0, at_gap)) for gap, at_gap in shown.items()]
         means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
-        lines = [f"gap curve: {len(blocks)} documents, {means}{note}"]
+        lines = [f"gap curve: {units(groups, documents)}, {means}{note}"]
         lines += [_sentence(gap, losses[gap], *fraction) for gap, *fraction in curve]
         reason = f"skipped, {network.name} has only {length_limit(network)} positions"
         lines += [f"gap of {gap:,}: {reason}" for gap in self._all_gaps(network) if gap not in gaps]
         about = {"strategy": network.name, "training_length": network.training_length, "split": text.split}
         about |= {"context": self.context, "k": self.k, "block_document": documents, "precision": runner.precision}
+        about["groups"] = groups
         scalars = {f"gap/kept/{gap}": fraction for gap, fraction, *_ in curve}
-        figures = {self.name: _figure(curve, network, len(blocks))} if curve else {}
+        figures = {self.name: _figure(curve, network, units(groups, documents))} if curve else {}
         return Result(self.name, {self.name: rows}, figures, loss_rows, about, scalars, "\n".join(lines))
 
     def _sums(self, network: Any, blocks: TextBlocks, gaps: list[int], runner: Runner) -> "dict[int | str, TokenLoss]":
@@ -148,12 +155,12 @@ def _sentence(gap: int, losses: NDArray[Any], fraction: float, low: float, high:
 def _remaining_fraction(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any]) -> tuple[float, float, float]:
     """Return the fraction of the gain from a context that remains at a gap, and the ends of its 95% interval.
 
-    With one document, the interval is infinite.
+    With one document or group, the interval is infinite.
 
     Args:
-        none: Loss of each document without the context.
-        near: Loss of each document with the context and no gap.
-        far: Loss of each document with the context and the gap.
+        none: Loss of each document without the context; of each group, the sum over its documents.
+        near: The same with the context and no gap.
+        far: The same with the context and the gap.
     """
     from scipy import stats  # takes a second of processor time to import
 
@@ -167,13 +174,13 @@ def _remaining_fraction(none: NDArray[Any], near: NDArray[Any], far: NDArray[Any
     return float(fraction), float(fraction - half), float(fraction + half)
 
 
-def _figure(curve: list[tuple[int, float, float, float]], network: Network, documents: int) -> Figure:
+def _figure(curve: list[tuple[int, float, float, float]], network: Network, over: str) -> Figure:
     """Draw the fraction of the gain against the gap.
 
     Args:
         curve: The gaps, each with the fraction that remains and the ends of its interval.
         network: The network, for labels.
-        documents: Number of documents, for the title.
+        over: The `units` of the intervals, for the title.
     """
     figure, axes = panel(6.4, 4)
     gaps, fractions, low, high = np.array(curve).T
@@ -181,7 +188,7 @@ def _figure(curve: list[tuple[int, float, float, float]], network: Network, docu
     axes.errorbar(gaps, fractions, errors, marker="o", markersize=4, capsize=2, label=network.name)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_yscale("symlog", linthresh=1)  # beyond the training length, fractions may be far below -1
-    title = f"{network.name}: fraction of the context's gain at a gap, {documents} documents"
+    title = f"{network.name}: fraction of the context's gain at a gap, {over}"
     labels = {"xlabel": "gap (tokens)", "ylabel": "fraction of the gain, 95% intervals", "title": title}
     label_axes(axes, network.training_length, gaps.astype(int), **labels)
     return figure
