@@ -122,7 +122,8 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         _check_groups(table, about["evaluations"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, *DAMAGED) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path}: cannot be read as results of a test ({reason}); run the test again") from error
+        advice = "remove its folder, and run the test or the comparison again"
+        raise UserError(f"{path}: cannot be read as results of a test ({reason}); {advice}") from error
     return table, about
 
 
