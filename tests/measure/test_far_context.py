@@ -79,6 +79,8 @@ def test_losses_equal_a_loop_over_single_forward_passes(make, groups, others) ->
     assert len(gains) == (2 if groups else 3)
     assert f"over {len(gains)} {'groups of documents' if groups else 'documents'} in nats" in result.report
     assert f"gain {low:+.4f} to {high:+.4f}" in result.report
+    (axes,) = result.figures["far_context"].axes
+    assert axes.get_title().startswith(f"{network.name}: effect of distant text, {len(gains)} ")
 
 
 def test_far_context_and_extrapolation_read_the_same_blocks() -> None:

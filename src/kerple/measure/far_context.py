@@ -261,10 +261,10 @@ def _sentence(length: int, effects: dict[str, Interval], over: str) -> str:
 def _figure(effects: dict[int, dict[str, Interval]], training_length: int, name: str, over: str) -> Figure:
     """Draw the effects with their 95% intervals against length."""
     figure, axes = panel(6.4, 4.2)
-    for shift, name in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that their bars are side by side
-        mean, _, high = np.array([at_length[name] for at_length in effects.values()]).T
+    for shift, effect in zip((0.97, 1.0, 1.03), EFFECTS, strict=True):  # so that their bars are side by side
+        mean, _, high = np.array([at_length[effect] for at_length in effects.values()]).T
         x = np.array(list(effects)) * shift
-        axes.errorbar(x, mean, high - mean, marker="o", markersize=4, capsize=2, label=name)
+        axes.errorbar(x, mean, high - mean, marker="o", markersize=4, capsize=2, label=effect)
     axes.axhline(0, color="black", linewidth=0.8)
     labels = {"xlabel": "evaluation length (tokens)", "ylabel": "nats per target, 95% intervals"}
     label_axes(axes, training_length, [*effects], **labels, title=f"{name}: effect of distant text, {over}")
