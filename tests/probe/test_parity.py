@@ -169,6 +169,8 @@ def test_a_port_that_is_right_at_position_0_is_found_with_its_layer():
     port = Port(deepcopy(model), 0)
     with pytest.raises(UserError, match="B: got a tuple, expected finite logits of shape"):
         compare(model, lambda tokens: (port(tokens), None))
+    with pytest.raises(UserError, match="B: got log-probabilities that are not finite"):
+        parity(Side(model, "A"), Side(Outputs(torch.full((48, 96), torch.nan)), "B"), TOKENS[:48])
     with pytest.raises(UserError, match=r"B: dtype: got torch.bfloat16, expected torch.float32 for a source"):
         Side(port, "B", dtype=torch.bfloat16)
 

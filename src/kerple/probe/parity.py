@@ -246,6 +246,8 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
         rows, expected = len(outputs.log_probs), f"{len(tokens)}, one for each token"
         valid = rows in (len(tokens), len(tokens) - (outputs.ids is not None))  # the last token has no target
         require(valid, side.name, f"{rows} positions", expected)
+        finite = bool(outputs.log_probs.isfinite().all())
+        require(finite, side.name, "log-probabilities that are not finite", "finite numbers; check for NaN")
         largest = -1 if outputs.ids is None else int(outputs.ids.max())
         expected = f"ids below {sizes[0]}, the vocabulary of {other.name}"
         require(largest < sizes[0], side.name, f"the id {largest}", expected)
