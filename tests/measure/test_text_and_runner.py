@@ -77,6 +77,7 @@ def measure(rank: int, folder: Path, port: int, processes: int = 2) -> None:
         result = measurement.run(network, text, runner)
         if rank == 0:
             result.write(folder)
+    perplexity.run(network, text).write(folder / f"alone-{rank}")  # without a runner, each process measures all blocks
 
 
 @pytest.mark.slow
@@ -91,4 +92,9 @@ def test_two_processes_without_a_trainer_give_the_sums_of_one(tmp_path: Path, mo
     assert not one.duplicated(["metric", "protocol", "length", "block"]).any()
     for name in ("receptive_field", "receptive_window", "context_gain", "attention_statistics"):
         tables = [pd.read_csv(tmp_path / folder / f"{name}.csv") for folder in ("one", "two")]
+        pd.testing.assert_frame_equal(*tables, rtol=1e-9)
+    for folder in ("two/alone-0", "two/alone-1"):
+        alone, whole = (results_table.read(tmp_path / name)[0] for name in (folder, "one/alone-0"))
+        pd.testing.assert_frame_equal(alone, whole, rtol=1e-12)
+        tables = [pd.read_csv(tmp_path / name / "context_gain.csv") for name in (folder, "one/alone-0")]
         pd.testing.assert_frame_equal(*tables, rtol=1e-9)

@@ -237,7 +237,7 @@ class Extrapolation(Measure):
             return None
         from kerple.measure.loss_metrics import ContextGain  # imports torchmetrics, which takes seconds
 
-        return ContextGain(length, window).to(runner.device)
+        return ContextGain(length, window, runner.processes > 1).to(runner.device)
 
 
 def _measurements(

@@ -82,14 +82,15 @@ class ContextGain(Metric):
     Args:
         length: Number of targets L in a segment.
         window: Number of keys that a query sees with the window.
+        synchronise: Whether the sums of all processes are added.
     """
 
     segments: Tensor
     sums: Tensor
     squares: Tensor
 
-    def __init__(self, length: int, window: int) -> None:
-        super().__init__()
+    def __init__(self, length: int, window: int, synchronise: bool = False) -> None:
+        super().__init__(sync_on_compute=synchronise)
         self.length, self.window = length, window
         self.width = max(1, length // BINS)  # positions in a bin; the last bin may have fewer
         bins = -(-length // self.width)
@@ -106,7 +107,7 @@ class ContextGain(Metric):
         self.segments += means.shape[1]
 
     def compute(self) -> list[dict[str, Any]]:
-        """Return the rows of the table, one for each bin, over all devices.
+        """Return the rows of the table, one for each bin.
 
         A row has the first position of the bin, the length, the window, the number of segments, the mean full loss, the
         mean gain, and their standard errors. With one segment, the standard errors are NaN.

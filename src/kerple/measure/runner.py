@@ -69,7 +69,8 @@ class Runner:
             UserError: If a sum of losses is not finite.
         """
         for loss in losses:
-            loss.sync()
+            if self.processes > 1:  # a runner of one process may be used in a process group
+                loss.sync()
             loss.cpu()
             if not loss.nll.isfinite().all():
                 raise UserError("model: the loss of the text is not finite; check the weights for NaN")
