@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning import Callback, Trainer, seed_everything
+from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor
 
 from kerple.base import processor_cores
 from kerple.base.errors import UserError
 from kerple.base.run_folder import LAST
+from kerple.data.remote_shards import UnreachableShards
 from kerple.training import last_checkpoint, provenance, random_state
 from kerple.training.last_checkpoint import LastCheckpoint
 from kerple.training.non_finite_guard import NonFiniteGuard
@@ -91,6 +92,46 @@ def test_a_fit_with_averaged_weights_does_not_continue_without_averaging(tmp_pat
     continued = trainer(tmp_path, LastCheckpoint(), max_steps=3)
     with pytest.raises(UserError, match=r"trainer\.callbacks: got no WeightAveraging, expected one"):
         continued.fit(small_model(), ToyData(), ckpt_path=tmp_path / LAST, weights_only=False)
+
+
+def test_a_fit_with_averaged_weights_continues_after_an_early_end(tmp_path: Path) -> None:
+    weights = []
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        for part in range(parts):
+            options = {"max_steps": 6, "max_epochs": 1 if part < parts - 1 else None, "limit_train_batches": 3}
+            run = trainer(tmp_path / str(parts), LastCheckpoint(), EMAWeightAveraging(decay=0.5), **options)
+            model, last = small_model(), tmp_path / str(parts) / LAST
+            run.fit(model, ToyData(), ckpt_path=last if part else None, weights_only=False)
+        weights.append((model.state_dict(), torch.load(last, weights_only=False)["current_model_state"]))
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    averages, trained = weights[0]
+    assert not all(torch.equal(trained[name], averages[name]) for name in averages)
+
+
+def test_a_checkpoint_of_a_stopped_validation_has_the_weights_of_the_training(tmp_path: Path) -> None:
+    model, seen = small_model(), []
+
+    class Unreachable(Callback):
+        def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            seen.append({name: weight.clone() for name, weight in pl_module.state_dict().items()})
+
+        def on_validation_batch_start(self, trainer: Trainer, *_: object) -> None:
+            raise UnreachableShards("gone")
+
+    options = {"max_steps": 6, "val_check_interval": 3, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+    run = trainer(tmp_path, Unreachable(), LastCheckpoint(), EMAWeightAveraging(decay=0.5), **options)
+    with pytest.raises(UnreachableShards):
+        run.fit(model, ToyData())
+    torch.testing.assert_close(torch.load(tmp_path / LAST, weights_only=False)["current_model_state"], seen[0])
+
+
+def test_averages_of_an_fp64_fit_are_fp64(tmp_path: Path) -> None:
+    run = trainer(tmp_path, LastCheckpoint(), EMAWeightAveraging(decay=0.5), max_steps=2, precision="64-true")
+    run.fit(small_model(), ToyData())
+    content = torch.load(tmp_path / LAST, weights_only=False)
+    for key in ("state_dict", "current_model_state"):
+        assert {weight.dtype for weight in content[key].values() if weight.is_floating_point()} == {torch.float64}
 
 
 def test_a_second_fit_forgets_the_micro_batches_of_a_stopped_step(tmp_path: Path) -> None:

@@ -116,8 +116,6 @@ class LanguageModel(LightningModule):
         self._sums: list[Tensor] = []
 
     def setup(self, stage: str) -> None:
-        if self.trainer.precision == "64-true":  # Lightning would do this only after it has loaded a checkpoint in fp32
-            self.double()
         data = getattr(self.trainer, "datamodule", None)
         vocabulary = getattr(data, "vocabulary", self.vocabulary)
         expected = f"the {self.vocabulary} tokens of the model; use the tokenizer of the training"
@@ -138,6 +136,9 @@ class LanguageModel(LightningModule):
                 raise compiler_error(error) from error
 
     def configure_model(self) -> None:
+        # Lightning would do this only after it has loaded a checkpoint, and copied the weights to average, in fp32
+        if self.trainer.precision == "64-true":
+            self.double()
         strategy = self.trainer.strategy
         if isinstance(strategy, ShardedBlocks):
             strategy.shard(self.network)

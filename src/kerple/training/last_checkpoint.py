@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import (
 )
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
+from torch import Tensor
 
 from kerple.base.errors import UserError, require
 from kerple.base.run_folder import LAST
@@ -65,6 +66,7 @@ class LastCheckpoint(Checkpoint):
         self.path: Path | None = None
         self._between_batches = False  # whether the checkpoint is saved because the next batch cannot be read
         self._stop = False  # whether another callback ends the fit after this step
+        self._weights: dict[str, Tensor] | None = None  # at the end of the fit, before averages replace them
         self._saved_step, self._saved_at = 0, time.monotonic()
         self._signals = Signals()
 
@@ -101,8 +103,16 @@ class LastCheckpoint(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_between_steps(trainer)
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _averaging(trainer):
+            self._weights = {name: weight.detach().clone() for name, weight in pl_module.state_dict().items()}
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._weights = None
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
+        self._weights = None
         self._signals.restore()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -112,10 +122,14 @@ class LastCheckpoint(Checkpoint):
         reads_batches = trainer.training or (trainer.validating and trainer.state.fn == TrainerFn.FITTING)
         if reads_batches and trainer.global_step > self._saved_step and not inside_step(trainer):
             self._between_batches = True
+            for callback in _averaging(trainer) if trainer.validating else ():
+                callback.on_validation_epoch_end(trainer, pl_module)  # which ends the use of averages as weights
             self.save(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint[ACCUMULATION] = accumulation_option(trainer)
+        if "current_model_state" in checkpoint and self._weights is not None:
+            checkpoint["current_model_state"] = self._weights
         checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and inside_step(trainer)
         if self._between_batches and trainer.training:
             _repeat_batch_end(checkpoint["loops"]["fit_loop"])
@@ -127,7 +141,7 @@ class LastCheckpoint(Checkpoint):
             given = "got a checkpoint that was saved inside an optimiser step, without the accumulated gradients"
             raise UserError(f"ckpt_path: {given}; continue from {LAST}, or start a new fit with --weights")
         averaged = "current_model_state" in checkpoint and trainer.state.fn == TrainerFn.FITTING
-        if averaged and not any(isinstance(callback, WeightAveraging) for callback in untyped(trainer).callbacks):
+        if averaged and not _averaging(trainer):
             expected = "one, because the fit averaged its weights, and its checkpoint has the averages as weights"
             raise UserError(f"trainer.callbacks: got no WeightAveraging, expected {expected}")
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
@@ -168,6 +182,11 @@ class LastCheckpoint(Checkpoint):
         environment = getattr(trainer.strategy, "cluster_environment", None)
         by_launcher = environment is not None and not environment.creates_processes_externally
         raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
+
+
+def _averaging(trainer: Trainer) -> list[WeightAveraging]:
+    """Return the callbacks that average weights."""
+    return [callback for callback in untyped(trainer).callbacks if isinstance(callback, WeightAveraging)]
 
 
 def _repeat_batch_end(loops: dict[str, Any]) -> None:
