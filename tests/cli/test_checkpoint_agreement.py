@@ -90,12 +90,13 @@ def test_resumption_refuses_another_schedule_of_accumulation():
 
 def test_resumption_refuses_another_averaging_of_weights():
     every = [("EMAWeightAveraging", {"decay": 0.9}), ("EMAWeightAveraging", {"decay": 0.1})]
-    every += [("StochasticWeightAveraging", {"swa_lrs": 0.01}), None]
+    every += [("StochasticWeightAveraging", {"swa_lrs": 0.01}), ("MyWeightAveraging", None), None]
     configs = [{"trainer": {"strategy": "auto", "callbacks": []}} for _ in every]
     for config, averaging in zip(configs, every, strict=True):
         if averaging is not None:
             path, options = f"pytorch_lightning.callbacks.{averaging[0]}", averaging[1]
-            config["trainer"]["callbacks"].append({"class_path": path, "init_args": {**options, "device": "cpu"}})
+            given = {} if options is None else {"init_args": {**options, "device": "cpu"}}
+            config["trainer"]["callbacks"].append({"class_path": path, **given})
     for before, now in permutations(configs, 2):
         with pytest.raises(UserError, match="another training: averaging of weights: "):
             check_resumption("last.ckpt", {CONFIG: before}, now, 8)

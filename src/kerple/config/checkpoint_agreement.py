@@ -130,7 +130,7 @@ def weight_averaging(trainer: Any) -> dict[str, Any]:
     for callback in listed(trainer.get("callbacks")):
         path = callback if isinstance(callback, str) else callback["class_path"]
         if path.endswith("WeightAveraging"):
-            options = {} if path is callback else callback["init_args"]
+            options = {} if path is callback else callback.get("init_args") or {}
             averaging[path.rpartition(".")[2]] = {name: options[name] for name in options if name != "device"}
     return averaging
 
