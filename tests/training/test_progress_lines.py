@@ -2,17 +2,21 @@
 
 import os
 import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import LearningRateMonitor
+from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 
 from kerple.base.run_progress import FILE, read_progress
 from kerple.training.progress_lines import ProgressLines, with_progress
 from kerple.training.required_callbacks import callback_options
 from kerple.training.throughput import Throughput
 from tests.toy import Line, ToyData, trainer
+
+NAMES = ("logger", "fast_dev_run", "enable_progress_bar", "enable_checkpointing", "log_every_n_steps")
+OPTIONS = dict.fromkeys(NAMES)  # of a Trainer
 
 
 def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path, capsys) -> None:
@@ -58,14 +62,14 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
 @pytest.mark.parametrize("command", ["fit", "test"])
 def test_progress_lines_of_the_user_are_the_only_ones(command: str) -> None:
     mine = ProgressLines(every=60)
-    options = {"logger": None, "enable_progress_bar": None, "enable_checkpointing": None, "log_every_n_steps": None}
-    callbacks = callback_options(command, Namespace(callbacks=[mine], **options))["callbacks"]
+    callbacks = callback_options(command, Namespace(**OPTIONS | {"callbacks": [mine]}))["callbacks"]
     assert [callback for callback in callbacks if isinstance(callback, ProgressLines)] == [mine]
 
 
-def test_callbacks_that_only_log_are_left_out_without_a_logger() -> None:
-    options = {"enable_progress_bar": None, "enable_checkpointing": None, "log_every_n_steps": None}
-    for logger in (False, None):
-        given = Namespace(callbacks=[LearningRateMonitor(), Throughput()], logger=logger, **options)
+def test_callbacks_that_only_log_or_save_are_left_out_without_a_logger_or_in_a_fast_dev_run() -> None:
+    for logger, fast in product((False, None), (False, True)):
+        callbacks = [LearningRateMonitor(), ModelCheckpoint(), Throughput()]
+        given = Namespace(**OPTIONS | {"callbacks": callbacks, "logger": logger, "fast_dev_run": fast})
         kinds = [type(callback) for callback in callback_options("fit", given)["callbacks"]]
-        assert (LearningRateMonitor in kinds, Throughput in kinds) == (logger is None, True)
+        found = [kind in kinds for kind in (LearningRateMonitor, ModelCheckpoint, Throughput)]
+        assert found == [logger is None, not fast, True]

@@ -4,7 +4,13 @@ import sys
 from typing import Any
 
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import DeviceStatsMonitor, LearningRateMonitor, ProgressBar, TQDMProgressBar
+from pytorch_lightning.callbacks import (
+    DeviceStatsMonitor,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ProgressBar,
+    TQDMProgressBar,
+)
 
 from kerple.config.options import listed
 from kerple.training.last_checkpoint import LastCheckpoint
@@ -31,6 +37,8 @@ def callback_options(command: str, trainer: Namespace) -> dict[str, Any]:
         required = [RandomState, NonFiniteGuard, Provenance, SlowMachine]
         required += [] if trainer.enable_checkpointing is False else [LastCheckpoint]
         callbacks = callbacks + [kind() for kind in required if not any(isinstance(c, kind) for c in callbacks)]
+    if command == "fit" and trainer.fast_dev_run:  # Lightning's writes a last checkpoint even so
+        callbacks = [callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)]
     others = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
     # output to a file cannot show a bar, and in a test Lightning's bar does not count the blocks of text
     if bar is not False and (command == "test" or not sys.stdout.isatty()):
