@@ -81,6 +81,7 @@ def config(folder, **sections):
         ),
         (["--data.batch_size=1000000000000"], ["data.batch_size or data.length: at least "]),
         (["--data.workers=50000"], ["data.workers: got 50000, expected 0 to "]),
+        (["--trainer.default_root_dir=x"], ["trainer.default_root_dir: got a folder, expected --output"]),
         (["--trainer.num_nodes=2"], ["trainer.num_nodes: got 2, expected 1", "torchrun or srun"]),
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([f"--ckpt_path={'a' * 300}"], ["not a file"]),  # too long for a file name

@@ -54,6 +54,9 @@ def run(arguments: list[str]) -> None:
     configure_torch()
     if arguments[0] != "fit":  # a test needs no callbacks of the fit; Lightning warns that they are missing
         warnings.filterwarnings("ignore", "Be aware that when using `ckpt_path`")
+    names_folder = any(argument.startswith("--trainer.default_root_dir") for argument in arguments)
+    expected = "--output, the folder of the run, or --logs, that of all runs"
+    require(not names_folder, "trainer.default_root_dir", "a folder", expected)
     classes = {"--data.help": ("TokenShards", "TaskData"), "--model.position.help": names()}
     if (option := arguments[-1]) in classes:  # without a class, the parser would show no options
         raise UserError(f"{option}: got no class, expected one of {', '.join(classes[option])}")
