@@ -50,6 +50,7 @@ def config(folder, **sections):
         (["--model.heads=3"], ["heads: got 3"]),  # raised when the class is built
         (["--data.batch_size=0"], ["error: data.batch_size: got 0"]),  # one of the types of this option is a class
         (["--data.train_length=0", "--data.test_lengths=null"], ["data.train_length: got 0"]),
+        (["--data.test_lengths=[]"], ["data.test_lengths: got none, expected one length or more"]),
         (["--data.lenght=3"], ["lenght", "TaskData; did you mean length?"]),
         (["--model.layer=3"], ["--model.layer=3; did you mean model.layers?"]),  # no abbreviation
         (["--conf=x", "--model.pos=Y"], ["did you mean config and model.position?"]),  # no abbreviations

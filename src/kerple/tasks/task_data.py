@@ -66,6 +66,7 @@ class TaskData(LightningDataModule):
 
     def __post_init__(self) -> None:
         super().__init__()
+        require(self.test_lengths != [], "data.test_lengths", "none", "one length or more, or null")
         self.lengths = sorted(set(self.test_lengths or range(1, 2 * max(1, self.train_length) + 1)))
         self.sample_seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         sizes = ("length", "train_length", "batch_size", "eval_batch_size", "validation_examples", "test_examples")
