@@ -80,8 +80,9 @@ class Extension:
         require(bound >= 0, "bound", f"{bound:g}", "0 or more percent")
         fixed = config.model_type in ("kerple", "kerple_remote")
         trained = known_length(config, training_length, "training_length", fixed) or 0
-        expected = "the training length, 2 tokens or more, because the model's configuration has none"
-        require(trained >= 2, "training_length", training_length, expected)
+        reason = "" if trained else ", because the model's configuration has none"
+        expected = f"the training length, 4 tokens or more{reason}"
+        require(trained >= 4, "training_length", trained or None, expected)
         require(length > trained, "length", length, f"more than the training length, {trained}")
         candidates, reasons = methods(config, trained, length)
         runner = Runner.detect(None, precision)
