@@ -20,6 +20,7 @@ from kerple.measure.needle import Needle
 from kerple.measure.receptive_field import ReceptiveField
 from kerple.measure.runner import Runner
 from kerple.measure.shift import ShiftTest
+from kerple.model.network import HasLengthLimit
 from tests.toy import RandomText, small_model
 
 STRINGS = ["a first text, which is short", "and a second one, which is a little longer: it has two parts"]
@@ -44,6 +45,27 @@ def test_a_text_of_strings_is_measured() -> None:
     target_text = text.decode(targets.tolist()).replace("<|endoftext|>", "")
     (bits,) = [row for row in result.sums if row.length == 16 and row.metric == "bits_per_byte"]
     assert bits.count == len(target_text.encode())
+
+
+@pytest.mark.parametrize("begins", [[], [5, 2], [-1, 2], [0, 9]])
+def test_documents_that_do_not_begin_in_the_text_are_refused(begins: list[int]) -> None:
+    with pytest.raises(UserError, match=r"begins: got .*, expected ascending indices of the 9 tokens"):
+        Text(torch.arange(9), begins)
+
+
+def test_losses_in_bf16_are_refused() -> None:
+    network = Plain()
+    network.losses = lambda tokens, last=None: (tokens[:, 1:] % 7).bfloat16()
+    with pytest.raises(UserError, match=r"losses: got torch\.bfloat16, expected fp32 or fp64"):
+        Extrapolation([8], ["full"]).run(network, torch.arange(200))
+
+
+def test_a_report_without_a_length_that_the_network_reads_names_the_lengths() -> None:
+    class Limited(Plain, HasLengthLimit):
+        max_length = 8
+
+    report = Extrapolation([16, 32], ["full"]).run(Limited(), torch.arange(200)).report
+    assert report.splitlines() == [f"full at {n}: skipped, plain has only 8 positions" for n in (16, 32)]
 
 
 def test_an_end_of_text_token_that_is_an_ordinary_entry_has_no_bytes() -> None:

@@ -76,7 +76,7 @@ class Text:
             of `blocks` then have boundaries.
 
     Raises:
-        UserError: Documents are to be masked but are not known.
+        UserError: Documents are to be masked but are not known, or ``begins`` are not ascending indices of tokens.
 
     Attributes:
         stream (TokenStream | NDArray): The tokens.
@@ -106,6 +106,11 @@ class Text:
         require(begins is not None or not mask_documents, "mask_documents", "true", "false without `begins`")
         self.mask_documents = mask_documents
         self.stream: TokenStream | Tokens = np.asarray(tokens)
+        if begins is not None:
+            rows = np.asarray(begins)
+            valid = rows.ndim == 1 and rows.size > 0 and (np.diff(rows) >= 0).all() and 0 <= rows[0] <= rows[-1]
+            valid = valid and rows[-1] < len(self.stream)
+            require(bool(valid), "begins", rows.tolist(), f"ascending indices of the {len(self.stream)} tokens")
         self._begins, self._tokenizer, self.name = begins, tokenizer, name
         self._end: int | None = None
 

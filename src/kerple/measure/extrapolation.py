@@ -166,7 +166,8 @@ class Extrapolation(Measure):
         if any(row["first"] >= row["window"] for row in gains):
             figures["context_gain"] = context_gain_figure(gains, f"{network.name}: context gain beyond the window")
         rows = [row for m in measurements for row in m.rows()]
-        report = "\n".join([perplexity_table(measurements, training_length), *skipped_lines(skipped)])
+        table = [perplexity_table(measurements, training_length)] if measurements else []
+        report = "\n".join([*table, *skipped_lines(skipped)])
         return Result(self.name, {"context_gain": gains}, figures, rows, about, _scalars(measurements), report)
 
     @property

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from kerple.base.errors import require
 from kerple.measure.results_table import Row
 
 BINS = 64  # smallest number of bins of a context gain; if a segment has fewer positions, each position is a bin
@@ -44,8 +45,11 @@ class TokenLoss(Metric):
             group: Index of the group to which all these losses belong, 0..G-1. If it is None, successive losses belong
                 to the groups 0..G-1 in turn, such as the G positions of successive segments.
             text_bytes: Number of bytes of the text of each target, int64, of the losses' shape, for `bits_per_byte`.
+
+        Raises:
+            UserError: If a network has computed the losses in another dtype.
         """
-        assert losses.dtype in (torch.float32, torch.float64), f"losses have dtype {losses.dtype}"
+        require(losses.dtype in (torch.float32, torch.float64), "losses", losses.dtype, "fp32 or fp64")
         groups = slice(None) if group is None else slice(group, group + 1)
         rows = losses.detach().double().reshape(-1, len(self.nll[groups]))  # (n, G) or (n, 1)
         # on CUDA, sums are deterministic and index_add is not
