@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def log_of(folder: Path) -> str:
     return (folder / "log.txt").read_text()[-3000:]
 
 
+def modified(folder: Path, pattern: str) -> dict[Path, int]:
+    """Return the times at which files that match a pattern were modified."""
+    times = {}
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):  # a temporary file, which was renamed
+            times[path] = path.stat().st_mtime_ns
+    return times
+
+
 def disturb(
     folder: Path, arguments: list[str], numbers: list[int], times: int, at_work: str,
     after_interruption: Callable[[Path], None],
@@ -53,10 +63,8 @@ def disturb(
     while hits < times:
         process = start(folder, *arguments)
         if draw.random() < 0.75:
-            before = {path: path.stat().st_mtime_ns for path in folder.glob(at_work)}
-            while process.poll() is None:
-                if any(before.get(path) != path.stat().st_mtime_ns for path in folder.glob(at_work)):
-                    break
+            before = modified(folder, at_work)
+            while process.poll() is None and modified(folder, at_work).items() <= before.items():
                 time.sleep(0.02)
         time.sleep(draw.uniform(0, 3.0))
         if process.poll() is not None:
