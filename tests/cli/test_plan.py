@@ -30,6 +30,7 @@ def test_plan_of_the_papers_configuration(capsys):
     assert rows["optimiser"] == ["1.21 GiB"]
     assert plan_rows(capsys, "--model.optimizer=SGD")["optimiser"] == ["1.21 GiB, if it has two moments per parameter"]
     assert plan_rows(capsys, "--trainer.precision=bf16-true")["weights"] == ["0.30 GiB"]
+    assert plan_rows(capsys, "--trainer.precision=64-true")["weights"] == ["1.21 GiB"]
     assert plan_rows(capsys, "--trainer.precision=bf16")["activations"] == rows["activations"]
     # 6 × (162.3M less the embedding's 38.6M and the vectors) and 6 × 12 layers × 768 × 512 / 2 pairs × 2
     per_token = int(rows["FLOPs a token"][0].split()[0].replace(",", ""))

@@ -79,8 +79,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         **_parent_rows(config.get("weights"), model, total),
     }
     precision = AUTOCAST.get(str(trainer.precision))
-    if trainer.precision == "bf16-true":
-        model.network.bfloat16()
+    if dtype := {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(str(trainer.precision)):
+        model.network.to(dtype)
     needed = memory(model.network, data.batch_size, data.length, precision, moments(model))
     sizes = {part: f"{size / 2**30:.2f} GiB" for part, size in needed.items()}
     if model.build_optimiser is not None:
