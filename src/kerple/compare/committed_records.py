@@ -55,8 +55,9 @@ def read_run_entry(folder: Path) -> dict[str, Any] | None:
         entry = read_mapping(folder / results_table.ABOUT).get("run")
     except UserError:
         return None
-    required = [entry.get(key) for key in ("config", "test")] if isinstance(entry, dict) and "data" in entry else [None]
-    return entry if all(isinstance(section, dict) for section in required) else None
+    if not isinstance(entry, dict) or "data" not in entry:
+        return None
+    return entry if all(isinstance(entry.get(key), dict) for key in ("config", "test")) else None
 
 
 def has_test_of_user(folder: Path) -> bool:
@@ -305,7 +306,8 @@ def _pack(report: Path) -> None:
                 data = path.read_bytes()
                 data = gzip.compress(gzip.decompress(data), 0, mtime=0) if path.suffix == ".gz" else data
                 archive.writestr(ZipInfo(Path(run.part, run.strategy, f"seed-{run.seed}", path.name).as_posix()), data)
-                packed += [path] if path.is_relative_to(report / "runs") else []  # and not in the unpacked archive
+                if path.is_relative_to(report / "runs"):  # and not in the unpacked archive
+                    packed.append(path)
     write(report / PACKED, zstandard.compress(content.getvalue(), 19))  # the highest level with usual memory
     # results.json first, because a half-removed record with it would replace that in the archive
     for path in sorted(packed, key=lambda path: path.name != results_table.ABOUT):
