@@ -193,6 +193,17 @@ def test_single_records_replace_those_in_the_archive_and_the_archive_is_determin
     assert packed[0] == packed[1]
 
 
+def test_two_commands_may_write_one_record_at_once(tmp_path: Path) -> None:
+    test = write_run(tmp_path / "seed-1236", "ALiBi", 1236, CURVE)
+    run = PlannedRun("ALiBi", 1236, "", test.parent, test, [], test_config={}, data="sum")
+    files = {"results.csv.gz", "kernels.csv.gz", results_table.ABOUT}
+    for number in range(20):
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(committed_records.write_record, run, tmp_path / str(number), []) for _ in "12"]:
+                done.result()
+        assert {path.name for path in run.record(tmp_path / f"{number}/runs").iterdir()} == files
+
+
 def test_two_commands_may_pack_the_records_of_one_report_at_once(tmp_path: Path) -> None:
     for number, seed in enumerate(range(1236, 1240), start=1):
         folder = tmp_path / f"runs/ALiBi/seed-{seed}"

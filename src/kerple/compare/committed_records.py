@@ -10,7 +10,7 @@ import hashlib
 import platform
 import shutil
 from collections.abc import Iterable
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import replace
 from functools import cache
 from io import BytesIO
@@ -282,7 +282,9 @@ def write_record(run: PlannedRun, report: Path, folders: Iterable[Path]) -> None
     about = (run.test_folder / results_table.ABOUT).read_bytes()
     existing = (run.record(folder) / results_table.ABOUT for folder in folders)
     if next((path.read_bytes() for path in existing if path.is_file()), None) != about:
-        _copy(run.test_folder, run.record(report / "runs"))
+        report.mkdir(parents=True, exist_ok=True)
+        with _only_writer(report):
+            _copy(run.test_folder, run.record(report / "runs"))
 
 
 def pack(report: Path) -> None:
@@ -292,8 +294,13 @@ def pack(report: Path) -> None:
     tables of several runs have in common. Other files and folders stay where they are.
     """
     if (report / "runs").is_dir():
-        with closing(cast(TextIO, lock(report / LOCK, wait=True))):  # of another `compare`, which ends at the same time
+        with _only_writer(report):
             _pack(report)
+
+
+def _only_writer(report: Path) -> AbstractContextManager[TextIO]:
+    """Wait until no other `compare` writes records of this report, and lock them. To be used as a context manager."""
+    return closing(cast(TextIO, lock(report / LOCK, wait=True)))
 
 
 def _pack(report: Path) -> None:
