@@ -16,7 +16,7 @@ from kerple.measure import results_table
 from kerple.measure.task_accuracy import TaskAccuracy, add_answers, answer_table, result_rows
 from kerple.model import Transformer
 from kerple.positions import Shape, strategies
-from kerple.tasks import Addition, Copy, Example, Parity, Reverse, TaskData, VariableChain
+from kerple.tasks import Addition, Copy, Example, Multiplication, Parity, Reverse, TaskData, VariableChain
 from kerple.tasks.vocabulary import ids_to_characters
 from kerple.training.language_model import LanguageModel
 from tests.toy import trainer
@@ -81,6 +81,17 @@ def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):
     assert sorted(set(table["length"])) == read
     assert [cell["length"] for cell in about["skipped"]] == [n for n in lengths if n not in read]
     assert (tmp_path / "accuracy_map.png").exists() == bool(read)
+
+
+TWO_LENGTHS, LENGTH_AND_DIGIT = Addition(), Multiplication()  # tasks by the two sizes of their problems
+
+
+@pytest.mark.parametrize(("task", "rows", "columns"), [(TWO_LENGTHS, 3, 3), (LENGTH_AND_DIGIT, 2, 10)])
+def test_the_frame_of_the_map_has_the_cells_of_lengths_in_training(task, rows, columns):
+    data = TaskData(task, 30, train_length=3, test_lengths=[2, 3, 5], test_examples=200)
+    network = Transformer(Shape(16, 2, 60), 1, data.vocabulary, strategies()["NoPE"]).eval()
+    axes = TaskAccuracy().run(network, data.text("test")).figures["accuracy_map"].axes[0]
+    assert axes.lines[0].get_xydata().max(0).tolist() == [columns - 0.5, rows - 0.5]
 
 
 def test_predictions_from_logits_that_are_not_finite_are_an_error():

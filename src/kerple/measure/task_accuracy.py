@@ -146,8 +146,8 @@ class TaskAccuracy(Measure):
             if len(task.axes) > 1:
                 cells = answers.pivot_table("exact", "row", "column")
                 cells = cells.rename_axis(index=task.axes[-2], columns=task.axes[-1])
-                heading = f"{title}: teacher-forced exact match"
-                result.figures["accuracy_map"] = exact_match_map(cells, training_length, heading)
+                trained = answers.pivot_table("length", "row", "column", aggfunc="max") <= training_length
+                result.figures["accuracy_map"] = exact_match_map(cells, trained, f"{title}: teacher-forced exact match")
         result.report = "\n".join(lines)
         return result
 
@@ -201,13 +201,14 @@ def exact_match_figure(curves: pd.DataFrame, train_length: int, title: str) -> F
     return figure
 
 
-def exact_match_map(cells: pd.DataFrame, train_length: int, title: str) -> Figure:
+def exact_match_map(cells: pd.DataFrame, trained: pd.DataFrame, title: str) -> Figure:
     """Draw a heat map of exact match over two sizes of the problems (`Task.axes`), with a frame around training sizes.
 
     Args:
         cells: Fraction of exact matches, with a row for each value of one size, and a column for each value of the
             other. The names of its index and columns label the axes. Cells without test problems are NaN and white.
-        train_length: Largest length of training problems.
+        trained: Whether the problems of each cell have a length of training; the frame ends after the last such row and
+            the last such column.
         title: Title of the figure.
     """
     figure, axes = panel(6, 5)
@@ -215,7 +216,7 @@ def exact_match_map(cells: pd.DataFrame, train_length: int, title: str) -> Figur
     for axis, sizes in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         ticks = range(0, len(sizes), -(-len(sizes) // MAX_TICKS))
         axis.set_ticks(ticks, [str(sizes[i]) for i in ticks])
-    top, right = (np.sum(sizes.to_numpy() <= train_length) - 0.5 for sizes in (cells.index, cells.columns))
+    top, right = (np.flatnonzero(trained.any(axis=axis)).max(initial=-1) + 0.5 for axis in (1, 0))
     axes.plot([-0.5, right, right], [top, top, -0.5], color="red", linewidth=1)
     axes.set(xlabel=cells.columns.name, ylabel=cells.index.name, title=title)
     figure.colorbar(image, label="exact match (%)")
