@@ -253,10 +253,13 @@ WITH_TERMS = [
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("documents", [None, torch.tensor([[0] * 12, [1] * 5 + [2] * 7])])
+@pytest.mark.parametrize(
+    ("documents", "bos"), [(None, None), (None, 3), (torch.tensor([[0] * 12, [1] * 5 + [2] * 7]), None)]
+)
 @pytest.mark.parametrize(("position", "options"), WITH_TERMS)
-def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(position, options, documents) -> None:
+def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(position, options, documents, bos) -> None:
     network = Transformer(Shape(32, 4, 32), 2, 50, position, init=0.2, **options).eval()
+    network.bos = bos
     tokens = torch.randint(50, (2, 12))
     if isinstance(network.positions[0], PlaceEmbedding):
         network.places = lambda tokens: tokens % 5
@@ -267,7 +270,8 @@ def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(position, opt
     hook = network.blocks[0].attention.qkv.register_forward_hook(lambda m, i, output: outputs.append(output))
     network(tokens, documents=documents)
     hook.remove()
-    q, k, _ = network.blocks[0].attention.split(outputs[0])  # (B, heads, T, δ), (B, key heads, T, δ)
+    output = outputs[0][:, -12:]  # without BOS
+    q, k, _ = network.blocks[0].attention.split(output)  # (B, heads, T, δ), (B, key heads, T, δ)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     expected, terms = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, four_terms(network, tokens, documents)
     assert set(terms) == {*TERMS, "rest"}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from kerple.data.evaluation_text import Text
 from kerple.measure.measure import BlockMeasure
@@ -42,8 +42,12 @@ def four_terms(network: Transformer, tokens: Tensor, documents: Tensor | None = 
 
     Returns:
         The terms of `TERMS` and "rest", each (B, heads, queries, keys) fp32, or fp64 for a network in fp64. No key
-        is masked. The sum of the terms is the scores before the softmax.
+        is masked. The sum of the terms is the scores before the softmax. A BOS that the network prepends counts as a
+        position, and is left out of the terms.
     """
+    text = slice(-tokens.shape[1], None)  # without BOS
+    if network.bos is not None:
+        tokens = pad(tokens, (1, 0), value=network.bos)
     position, block = network.positions[0], network.blocks[0]
     positions = TokenPositions.arange(tokens.shape[1], device=tokens.device)
     if documents is not None:
@@ -78,7 +82,8 @@ def four_terms(network: Transformer, tokens: Tensor, documents: Tensor | None = 
 
         q, k = ({name: heads(name, i) for name in parts} for i in (0, 1))
         scores = {f"{a}-{b}": q[a] @ k[b].mT * attention.head_dim**-0.5 for a, b in (term.split("-") for term in TERMS)}
-        return scores | {"rest": q["whole"] @ k["whole"].mT * attention.head_dim**-0.5 - sum(scores.values())}
+        scores["rest"] = q["whole"] @ k["whole"].mT * attention.head_dim**-0.5 - sum(scores.values())
+        return {name: score[..., text, text] for name, score in scores.items()}
 
 
 def no_four_terms(network: Transformer) -> str | None:
