@@ -278,6 +278,7 @@ def test_four_terms_and_the_rest_add_up_to_the_scores_of_the_model(position, opt
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-4, atol=1e-4)
     biased = network.blocks[0].attention.qkv.bias is not None
     assert all(float(term.abs().max()) > 1e-3 for name, term in terms.items() if biased or name != "rest")
+    assert biased or float(terms["rest"].abs().max()) < 1e-4  # without biases, the four terms are the whole
 
 
 @torch.no_grad()
