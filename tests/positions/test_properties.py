@@ -2,6 +2,7 @@
 
 import inspect
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -73,15 +74,22 @@ def subject(name: str) -> Subject:
     return Subject(partial(strategies()[name.split(",")[0]], **SETTINGS.get(name, {})))
 
 
-# fast tests include every strategy, but further options of a strategy only if they are in COMPILED
+# fast tests include every strategy, but further options of a strategy only if they are in COMPILED, and several lengths
+# only for those in COMPILED and for CoPE, because test_loops.py tests all strategies but CoPE at a length of its own
+AT_ALL_LENGTHS = {*COMPILED, "CoPE"}
 SLOW = {name for name in SETTINGS if "," in name} - COMPILED
+ALL = sorted({*names(), *SETTINGS})
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in sorted({*names(), *SETTINGS})]
+    ("name", "fast"),
+    [
+        *((name, True) for name in ALL if name not in SLOW | AT_ALL_LENGTHS),
+        *(pytest.param(name, False, marks=[] if name in AT_ALL_LENGTHS else pytest.mark.slow) for name in ALL),
+    ],
 )
-def test_every_property_holds(name: str) -> None:
-    checked = subject(name)
+def test_every_property_holds(name: str, fast: bool) -> None:
+    checked = replace(subject(name), fast=fast)
     for test in PROPERTIES.values():
         if test is torch_compile and name not in COMPILED:
             continue
