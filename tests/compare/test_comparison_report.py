@@ -99,11 +99,6 @@ class Links(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_script_of_plotly_is_compressed_once() -> None:
-    page = report.Report("x", "T5", Runs(*[pd.DataFrame()] * 3), pd.DataFrame(), [], [])
-    assert page.scripts is page.scripts
-
-
 def test_the_page_needs_no_other_file_and_describes_the_comparison(folder: Path) -> None:
     page = (folder / "report.html").read_text()
     assert Links(page).sources == []
