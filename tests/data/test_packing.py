@@ -2,14 +2,12 @@
 
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from kerple.base.errors import UserError
-from kerple.data import packing
 from kerple.data.documents import Documents
 from kerple.data.order import SectionOrder
 from kerple.data.packing import PackedSamples, best_fit
@@ -47,7 +45,6 @@ def corpus(lengths: list[int]) -> list[list[int]]:
 
 def packed(
     texts: list[list[int]],
-    cache: Path,
     length: int = 10,
     seed: int = 5,
     shard_ends: list[int] | None = None,
@@ -55,14 +52,14 @@ def packed(
 ) -> PackedSamples:
     stream = np.array([token for text in texts for token in text])
     begins = np.cumsum([0, *map(len, texts)])[:-1]
-    return PackedSamples(stream, Documents(begins, **options), END, length, seed, cache, shard_ends)  # type: ignore[arg-type]
+    return PackedSamples(stream, Documents(begins, **options), END, length, seed, shard_ends)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("score_first", [True, False])
-def test_each_target_is_in_one_sample_and_only_long_documents_are_cut(tmp_path, score_first):
+def test_each_target_is_in_one_sample_and_only_long_documents_are_cut(score_first):
     lengths = [*np.random.default_rng(1).geometric(0.08, 200).tolist(), 1, 10, 11, 20, 45, 10]
     texts, length = corpus(lengths), 10
-    samples = packed(texts, tmp_path, length, score_first=score_first)
+    samples = packed(texts, length, score_first=score_first)
     expected = Counter(tuple(text[i : i + length]) for text in texts for i in range(0, len(text), length))
     before = {text[i]: text[i - 1] for text in texts for i in range(length, len(text), length)}  # cuts
     batch = samples.read(range(samples.samples))
@@ -94,33 +91,24 @@ def test_each_target_is_in_one_sample_and_only_long_documents_are_cut(tmp_path, 
     assert f"{padding / samples.samples / length:.2%} of the targets are padding" in samples.summary
 
 
-def test_the_packing_is_a_function_of_lengths_length_and_seed_and_stored(tmp_path, monkeypatch):
+def test_the_packing_is_a_function_of_lengths_length_and_seed():
     texts = corpus(np.random.default_rng(2).geometric(0.1, 300).tolist())
 
     def contents(**options: int) -> list[tuple[int, ...]]:
-        samples = packed(texts, tmp_path / "cache", **options)
+        samples = packed(texts, **options)
         return sorted(map(tuple, samples.read(range(samples.samples))["tokens"].tolist()))
 
     first, other = contents(), contents(seed=6)
     assert first != other
-    (file, _) = sorted((tmp_path / "cache").glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
-    monkeypatch.setattr(packing, "best_fit", lambda *_: pytest.fail("it was stored"))
     assert contents() == first
-    monkeypatch.undo()
-    bins = np.load(file)
-    for damaged in (b"", file.read_bytes()[:-8], bins * 0, bins + 10**12, bins.astype(float), bins[:5], -bins):
-        np.save(file, damaged) if isinstance(damaged, np.ndarray) else file.write_bytes(damaged)
-        assert contents() == first
-    (tmp_path / "cache" / "file").touch()
-    assert packed(texts, tmp_path / "cache" / "file").samples == packed(texts, tmp_path).samples  # cannot be stored
 
 
-def test_with_sections_each_shard_is_packed_separately(tmp_path):
+def test_with_sections_each_shard_is_packed_separately():
     texts, cuts = corpus(np.random.default_rng(3).geometric(0.08, 90).tolist()), [0, 20, 20, 21, 60, 90]
     shards = [texts[first:last] for first, last in pairwise(cuts)]
     shard_ends = np.cumsum([sum(map(len, shard)) for shard in shards]).tolist()
-    together = packed(texts, tmp_path, shard_ends=shard_ends)
-    alone = [packed(shard, tmp_path) if shard else None for shard in shards]
+    together = packed(texts, shard_ends=shard_ends)
+    alone = [packed(shard) if shard else None for shard in shards]
     assert together.samples == sum(shard.samples for shard in alone if shard)
     order = SectionOrder(together.ends, 1, 2, 5)
     places = order.starts(np.arange(2 * order.samples)).reshape(2, -1)  # two passes
@@ -140,14 +128,13 @@ def test_with_sections_each_shard_is_packed_separately(tmp_path):
             assert all(torch.equal(values, expected[name]) for name, values in batch.items())
 
 
-def test_a_split_without_documents_is_refused(tmp_path):
+def test_a_split_without_documents_is_refused():
     with pytest.raises(UserError, match=r"^data.packing: got best_fit without a training document, expected a larger"):
-        packed([], tmp_path)
+        packed([])
 
 
 @pytest.mark.parametrize(("ranks", "size", "workers"), [(2, 4, 0), (1, 8, 2)])
-def test_packed_samples_have_the_order_of_a_single_device(module, tmp_path, monkeypatch, capsys, ranks, size, workers):  # noqa: F811
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_packed_samples_have_the_order_of_a_single_device(module, capsys, ranks, size, workers):  # noqa: F811
     options = {"packing": "best_fit", "mask_documents": True, "length": 90}
     expected = rows(module(batch_size=8, **options).train_dataloader())
     assert capsys.readouterr().err.count("best fit: ") == 1

@@ -3,14 +3,12 @@
 import hashlib
 import sys
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from kerple.base.atomic import note_path
 from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText, TextBlocks
@@ -238,10 +236,9 @@ class TokenShards(ShardOptions, LightningDataModule):
         stream = part.stream("train", self.sections and 2 * self.sections + 1)
         if self.packing == "best_fit":
             documents = Documents(part.begins(stream), self.mask_documents, self.score_first_targets)
-            cache = note_path("packing", Path(part.name or self.location))
             shard_ends = None if self.sections is None else stream.ends
             end_of_text = self.manifest.end_of_text
-            packed = PackedSamples(stream, documents, end_of_text, self.length, self.seed, cache, shard_ends)
+            packed = PackedSamples(stream, documents, end_of_text, self.length, self.seed, shard_ends)
             if rank_and_world_size(self)[0] == 0:
                 print(f"{part.name or self.location}: {packed.summary}", file=sys.stderr)
             # in the order, a sample has the place of a token

@@ -6,16 +6,12 @@ decreasing (Johnson et al. 1974; for language models Ding et al. 2024, arXiv 240
 largest first, goes to the sample with the least space in which it fits.
 """
 
-import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from kerple.base.atomic import writing
 from kerple.base.errors import require
 from kerple.data.documents import Documents, ranges
 from kerple.data.order import Indices, Permutation
@@ -76,7 +72,6 @@ class PackedSamples:
         end_of_text: Token after each document.
         length: Number of targets in a sample, T.
         seed: Seed of the order in which items of equal size are packed.
-        cache: Folder for the results of `best_fit`, which are read if all lengths, T and the seed are equal.
         shard_ends: Index after the last token of each shard, if the documents of each shard are packed separately.
 
     Attributes:
@@ -95,16 +90,14 @@ class PackedSamples:
         end_of_text: int,
         length: int,
         seed: int,
-        cache: Path,
         shard_ends: Sequence[int] | None = None,
     ) -> None:
         require(len(documents.begins) > 0, "data.packing", "best_fit without a training document", "a larger corpus")
         self.stream, self.mask, self.end_of_text, self.length = stream, documents.mask, end_of_text, length
         lengths = np.diff(documents.begins, append=len(stream))
         shards = documents.begins.searchsorted([0, *(shard_ends or [len(stream)])])  # first document of each shard
-        digest = hashlib.sha256(f"{length} {seed} ".encode() + lengths.tobytes() + shards[1:-1].tobytes()).hexdigest()
         wholes, rests = np.divmod(lengths, length)
-        items, bins = self._pack(cache / f"{digest[:32]}.npy", seed, rests, shards)
+        items, bins = self._pack(seed, rests, shards)
         # the parts of documents: those that are a sample, and the rests
         documents_of_wholes, numbers = ranges(np.zeros_like(wholes), wholes)
         document, offset = np.append(documents_of_wholes, items), np.append(numbers, wholes[items]) * length
@@ -134,24 +127,17 @@ class PackedSamples:
             f"{1 - len(stream) / (self.samples * length):.2%} of the targets are padding"
         )
 
-    def _pack(self, file: Path, seed: int, rests: Indices, shards: Indices) -> tuple[Indices, Indices]:
-        """Return the documents that have a rest, and the bin of each rest, which is stored in a file.
+    def _pack(self, seed: int, rests: Indices, shards: Indices) -> tuple[Indices, Indices]:
+        """Return the documents that have a rest, and the bin of each rest.
 
         The documents from ``shards``[i] to ``shards``[i + 1] are packed separately, for each i.
         """
         items = np.flatnonzero(rests)
-        with suppress(OSError, ValueError, EOFError):
-            bins = np.load(file, allow_pickle=False)
-            valid = bins.dtype == np.int64 and bins.shape == items.shape and 0 <= bins.min() <= bins.max() < len(items)
-            if valid and 0 < (filled := np.bincount(bins, rests[items])).min() <= filled.max() <= self.length:
-                return items, bins
         bins, count = np.empty_like(items), 0
         for first, last in pairwise(items.searchsorted(shards).tolist()):
             order = first + Permutation(max(last - first, 1), seed)(np.arange(last - first))
             bins[order] = count + best_fit(rests[items[order]], self.length)
             count = int(bins[order].max(initial=count - 1)) + 1
-        with suppress(OSError), writing(file, durable=False) as stored:
-            np.save(stored, bins)
         return items, bins
 
     def read(self, numbers: Sequence[int]) -> Batch:
