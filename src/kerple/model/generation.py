@@ -1,6 +1,6 @@
 """Generation of tokens, one at a time, with a cache of keys and values."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,28 +10,30 @@ from kerple.base.errors import UserError, require
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 
-class _NextTokenLogits:
-    """Function from all tokens so far, (B, T) int64, to the logits of the next token, (B, V).
+def _next_token_logits(
+    network: Any, visibility: Visibility = EVERYTHING, document_end: int | None = None
+) -> Callable[[Tensor], Tensor]:
+    """Return a function from all tokens so far, (B, T) int64, to the logits of the next token, (B, V).
 
     It keeps a cache between calls if the strategy allows one. The tokens of a call must be those of the call before,
     followed by at least one new token. With ``document_end``, this token begins a new document.
     """
+    # without a cache if keys depend on the length of the input, because cached keys would be wrong
+    cache = network.new_cache(visibility) if network.prefix_consistent else None
+    cached = 0
 
-    def __init__(self, network: Any, visibility: Visibility = EVERYTHING, document_end: int | None = None) -> None:
-        self.network, self.visibility, self.document_end = network, visibility, document_end
-        # without a cache if keys depend on the length of the input, because cached keys would be wrong
-        self.cache = network.new_cache(visibility) if network.prefix_consistent else None
-        self.cached = 0
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        new = slice(self.cached, None)
-        self.cached = 0 if self.cache is None else tokens.shape[1]
+    def next_logits(tokens: Tensor) -> Tensor:
+        nonlocal cached
+        new = slice(cached, None)
+        cached = 0 if cache is None else tokens.shape[1]
         options = {}
-        if self.document_end is not None:
-            options["documents"] = (tokens == self.document_end).cumsum(1)[:, new]
-        logits = self.network(tokens[:, new], self.visibility, cache=self.cache, last=1, **options)[:, -1]  # (B, V)
+        if document_end is not None:
+            options["documents"] = (tokens == document_end).cumsum(1)[:, new]
+        logits = network(tokens[:, new], visibility, cache=cache, last=1, **options)[:, -1]  # (B, V)
         check_finite(logits)
         return logits
+
+    return next_logits
 
 
 def check_finite(logits: Tensor) -> None:
@@ -118,7 +120,7 @@ def generate(
             are not finite.
     """
     require(prompt.shape[1] >= 1, "prompt", "no tokens", "at least one to continue")
-    next_logits, tokens = _NextTokenLogits(network, visibility, document_end), prompt
+    next_logits, tokens = _next_token_logits(network, visibility, document_end), prompt
     stopped = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(steps):
         with torch.inference_mode():
@@ -147,7 +149,7 @@ def fill_in(network: Any, tokens: Tensor, scored: Tensor) -> Tensor:
     Returns:
         Tensor (B, T + 1) int64.
     """
-    result, next_logits = tokens.clone(), _NextTokenLogits(network)
+    result, next_logits = tokens.clone(), _next_token_logits(network)
     for t in scored.any(0).nonzero().flatten().tolist():  # targets that are generated in at least one row
         logits = next_logits(result[:, : t + 1])  # (B, V)
         result[:, t + 1] = torch.where(scored[:, t], logits.argmax(-1), tokens[:, t + 1])
