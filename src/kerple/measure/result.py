@@ -1,11 +1,11 @@
 """`Result`: tables, figures and numbers of a measurement, and methods that write them to files."""
 
-import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from kerple.measure import results_table
@@ -62,9 +62,6 @@ class Result:
             results_table.add_to_results(folder, self.name, self.sums, self.about)
         for name, rows in self.tables.items():
             if rows:
-                with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.DictWriter(file, list(rows[0]))
-                    writer.writeheader()
-                    writer.writerows(rows)
+                pd.DataFrame(rows, dtype=object).to_csv(folder / f"{name}.csv", index=False)
         for name, figure in self.figures.items():
             figure.savefig(folder / f"{name}.png", dpi=150)
