@@ -24,7 +24,7 @@ from kerple.base.errors import UserError, require
 from kerple.hf.modeling import constrain_after_steps
 from kerple.hf.token_layout import TokenLayout, read_layout
 from kerple.model.self_attention import PositionContext, spec_of
-from kerple.positions import NoPE, Position, Shape
+from kerple.positions import NoPE, Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING
 
 NAME = "kerple"
@@ -62,6 +62,8 @@ class LayerStrategies(nn.Module):
         self.layers, self.keep_rope = layers, keep_rope
         self.name = type(positions[0]).__name__
         self.prefix_consistent = all(position.prefix_consistent for position in positions)
+        self.window_ids: Tensor | None = None
+        """Positions (T,) in layers with a window, see `local_layer_positions`; None for those of the other layers."""
         self.visibility = EVERYTHING
         """Keys that a query sees in every layer; a layer's narrower window takes precedence."""
 
@@ -73,6 +75,8 @@ class LayerStrategies(nn.Module):
     def contexts(self, layout: TokenLayout, window: int | None) -> "LayerContexts":
         """Return the contribution of each strategy to the forward pass of tokens, for layers with a window."""
         positions, (batch, new) = layout.positions, layout.ids.shape
+        if window and self.window_ids is not None:
+            positions = TokenPositions(positions.rows, self.window_ids)
         tokens = positions.rows.expand(batch, -1)  # strategies that need the tokens are not accepted
         visibility, cached = self.visibility.narrow(window), len(positions.rows) - new or None
         contexts = [PositionContext(p, positions, tokens, visibility, cached=cached) for p in self.positions]

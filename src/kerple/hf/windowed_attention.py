@@ -101,7 +101,7 @@ def layer_kinds(config: Any) -> list[str]:
 
 @contextmanager
 def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
-    """Rotate queries and keys by the positions ``ids`` (1, T) in layers with a window or chunks.
+    """Use the positions ``ids`` (1, T) in layers with a window or chunks, in RoPE and in strategies of `retrofit`.
 
     The other layers use the model's ``position_ids``.
 
@@ -125,6 +125,8 @@ def local_layer_positions(model: Any, ids: Tensor) -> Iterator[None]:
         return args, options | {"position_embeddings": base.rotary_emb(x, ids, *kinds)}
 
     with ExitStack() as hooks:
+        if layers and (strategies := getattr(base, "kerple", None)):  # of `kerple.hf.retrofit`
+            hooks.enter_context(temporary_value(strategies, "window_ids", ids[0]))
         for i, kind in layers.items():
             hooks.enter_context(base.layers[i].register_forward_pre_hook(partial(rotate, kind), with_kwargs=True))
         yield
