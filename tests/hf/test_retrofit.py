@@ -17,6 +17,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from torch.func import functional_call
 
 from kerple.base.errors import UserError
+from kerple.hf.adapter import hugging_face_network
 from kerple.hf.position_limit import longest_input
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import build_transformer
@@ -182,6 +183,23 @@ def test_a_strategy_in_some_layers_leaves_the_others_as_they_are() -> None:
         torch.testing.assert_close(model(tokens).logits, our_network(model)(tokens), rtol=1e-4, atol=1e-5)
     unchanged = retrofit(deepcopy(original), "NoPE", keep_rope=True)
     torch.testing.assert_close(unchanged(tokens).logits, original(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["smollm3", "cohere2"])
+@torch.no_grad()
+def test_layers_without_rope_have_the_strategy_alone_if_others_keep_rope(family: str) -> None:
+    model = disturbed(retrofit(tiny(family), KerpleLog, keep_rope=True))
+    torch.testing.assert_close(model(text(2, 40)).logits, our_network(model)(text(2, 40)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep_rope", [False, True])
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+@torch.no_grad()
+def test_layers_with_a_window_ignore_gaps(family: str, keep_rope: bool) -> None:
+    model, tokens = disturbed(retrofit(tiny(family), KerpleLog, keep_rope=keep_rope)), text(2, 25)
+    offset = 50 * (torch.arange(24) >= 12)
+    losses = hugging_face_network(model).losses(tokens, offset=offset)
+    torch.testing.assert_close(losses, our_network(model).losses(tokens, offset=offset), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("keep_rope", [False, True])

@@ -162,7 +162,7 @@ def _read_weights(family: Family, config: Any, state: Mapping[str, Tensor]) -> W
 
 def _retrofitted_weights(config: Any, state: Mapping[str, Tensor]) -> Weights:
     """Return the weights of the strategy of a model that `kerple.hf.retrofit` has changed, by their names in ours."""
-    options, retrofit = read_options(config), config.kerple_retrofit
+    options, retrofit, kinds = read_options(config), config.kerple_retrofit, layer_kinds(config)
     strategy = options["position"]
     # each layer of a LayerPattern has its own instance, but layers may share a strategy after `retrofit`
     in_pattern = strategy != retrofit["strategy"] and "LayerPattern" in strategy["class_path"]
@@ -171,12 +171,10 @@ def _retrofitted_weights(config: Any, state: Mapping[str, Tensor]) -> Weights:
     for name, value in state.items():
         if ".kerple.positions." in name:
             index, _, rest = name.partition(".kerple.positions.")[2].partition(".")
-            part = f"parts.1.{rest}" if retrofit["keep_rope"] else rest
-            if in_pattern:
-                layers = retrofit["layers"] if shared else [retrofit["layers"][int(index)]]
-                weights |= {f"positions.{i}.position.{part}": value for i in layers}
-            else:
-                weights[f"positions.{index}.{part}"] = value
+            for i in retrofit["layers"] if shared or not in_pattern else [retrofit["layers"][int(index)]]:
+                # a layer without RoPE has the strategy alone, also with keep_rope
+                part = f"parts.1.{rest}" if layer_rope(config, i, kinds[i]) else rest
+                weights[f"positions.{i}.position.{part}" if in_pattern else f"positions.{index}.{part}"] = value
     return weights
 
 
