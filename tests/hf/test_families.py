@@ -20,6 +20,8 @@ from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, 
 ORIGINAL = {"rope_theta": 500.0, "original_max_position_embeddings": LENGTH // 2}
 DIVISORS = {"short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0]}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+KINDS = ("full_attention", "sliding_attention")
+PLAIN = {"rope_type": "default", "rope_theta": 300.0}
 UNUSED = {"attention_factor": 1.2}  # only YaRN and LongRoPE have this factor
 VARIANTS = [
     *((family, {}) for family in CONFIGS),
@@ -33,6 +35,7 @@ VARIANTS = [
     ("mistral", {"max_position_embeddings": 8}),  # below the window
     ("qwen3", {"sliding_window": 7, "layer_types": ["full_attention"] + ["sliding_attention"] * 4}),
     ("smollm3", {"no_rope_layers": [0, 1, 1, 0, 1]}),
+    ("olmo3", {"rope_parameters": YARN | dict.fromkeys(KINDS, PLAIN)}),
     ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),
     ("gpt2", {"n_inner": 40, "activation_function": "gelu"}),
 ]

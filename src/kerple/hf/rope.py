@@ -50,7 +50,8 @@ def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
     has_rope = pattern[i] if pattern else kind != "full_attention" or config.model_type not in families
     has_rope = has_rope and not has_alibi(config) and getattr(config, "position_embedding_type", "rope") == "rope"
     ropes = getattr(config, "rope_parameters", None) or {}
-    return (ropes if "rope_theta" in ropes else ropes.get(kind) or {}) if has_rope else {}
+    # transformers reads the entries of the kind, also if there are entries for all layers
+    return (ropes.get(kind) or (ropes if "rope_theta" in ropes else {})) if has_rope else {}
 
 
 def has_alibi(config: Any) -> bool:
@@ -79,7 +80,8 @@ def strategy_name(config: Any, learned: bool) -> str:
         return "NoPE"
     if not (rope := getattr(config, "rope_parameters", None)):
         return config.model_type
-    kind = rope.get("rope_type", "default") if "rope_theta" in rope else "mixed"
+    mixed = any(isinstance(value, Mapping) for value in rope.values())
+    kind = "mixed" if mixed else rope.get("rope_type", "default")
     kind = "ntk" if rope.get("alpha") and kind == "dynamic" else kind  # HunYuan changes θ once, for all lengths
     return STRATEGIES.get(SCALINGS.get(kind, kind), f"RoPE ({kind})")
 
