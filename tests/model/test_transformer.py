@@ -83,6 +83,10 @@ def test_a_position_beyond_the_last_of_a_strategy_is_refused() -> None:
     for arguments in ({"offset": 5}, {"cache": cache}):
         with pytest.raises(ValueError, match=r"^model\.position: Learned has positions up to 9, got 1\d; use"):
             network(tokens, **arguments)
+    with pytest.raises(
+        UserError, match=r"^offset: got -1, expected 0 or more, because Learned has a table of positions"
+    ):
+        network(tokens, offset=-1)
 
 
 def test_blocks_share_a_graph_and_a_compiled_network_raises_at_the_limit_of_graphs(monkeypatch) -> None:

@@ -203,6 +203,8 @@ class Transformer(
         for p in self.positions:
             if p.max_length is None:
                 continue
+            lowest = int(torch.as_tensor(offset).min())
+            require(lowest >= 0, "offset", lowest, f"0 or more, because {type(p).__name__} has a table of positions")
             restarted = self.restart_positions and positions.first_key is not None
             # with documents, the numbers are read from the device
             length = int(positions.document_rows.max()) + 1 if restarted else len(positions.rows)
