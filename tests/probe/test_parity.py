@@ -231,6 +231,10 @@ def test_the_command_writes_a_page_and_an_exit_status_and_refuses_wrong_sides(tm
     for length in ("0", "-5", "1"):
         message = f"error: length: got {length}, expected 2 or more"
         assert message in complaint(capsys, "parity", a, tmp_path / "e.npz", "--length", length)
+    saved(tmp_path / "table", "gpt2")
+    for given, positions in ((("--length", "200"), "0 to 199"), (("--length", "9", "--b.shift", "-3"), "-3 to 5")):
+        message = complaint(capsys, "parity", tmp_path / "table", tmp_path / "table", "--text", "random", *given)
+        assert f"positions: got {positions}, expected 0 to 127; use a shorter text or another shift" in message
     assert "expected null, because the tokens are" in complaint(capsys, "parity", a, tmp_path / "e.npz", *text[:2])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kerple.base.errors import UserError
 from kerple.hf.adapter import reset_dynamic_rope
 from kerple.hf.foreign_errors import foreign_errors
-from kerple.hf.position_limit import takes_positions
+from kerple.hf.position_limit import longest_input, takes_positions
 from kerple.hf.windowed_attention import attention_replaced
 
 # number of padding tokens, of tokens of the other document or of a continuation, and of positions of a shift
@@ -85,9 +85,17 @@ class Reading:
             tokens = torch.cat([tokens, tokens.flip(1)])
             options = {name: x.repeat(len(tokens) // len(x), 1) for name, x in options.items()}
         whole = tokens.shape[1]
+        positions = options.get("position_ids", torch.arange(whole))
         sizes = [whole] if self.cached and self.packed else self._parts(whole) if self.cached else None
-        with attention_replaced(model, self.attention) if self.attention else nullcontext():
-            return read_logits(model, tokens, sizes, **options)[:batch, first : first + length]
+        try:
+            with attention_replaced(model, self.attention) if self.attention else nullcontext():
+                return read_logits(model, tokens, sizes, **options)[:batch, first : first + length]
+        except UserError as error:
+            lowest, highest, limit = int(positions.min()), int(positions.max()), longest_input(model)
+            if limit is None or 0 <= lowest <= highest < limit:
+                raise
+            expected = f"0 to {limit - 1}; use a shorter text or another shift"
+            raise UserError(f"positions: got {lowest} to {highest}, expected {expected}") from error
 
     def _parts(self, length: int) -> list[int]:
         """Return the numbers of tokens of the forward passes in which ``length`` tokens are read with a cache."""
