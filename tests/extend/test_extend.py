@@ -18,6 +18,7 @@ from kerple.extend.comparison import compare_best
 from kerple.extend.extension import Extension
 from kerple.extend.methods import Method, methods
 from kerple.extend.search import Search
+from kerple.hf import pretrained_model_reader
 from kerple.hf.model_folder import link
 from kerple.hf.modeling import KerpleConfig
 from kerple.hf.rope import scaled
@@ -153,6 +154,23 @@ def test_exports_of_this_project_have_their_own_candidates_and_reasons(name):
     assert any(m.label.startswith("temperature") for m in found) == (name == "rnope-swa")
     assert "an export of" in reasons["YaRN"]
     assert not any("family kerple" in reason for reason in reasons.values())
+
+
+def test_methods_have_labels_of_their_own_where_two_temperatures_are_equal():
+    labels = [method.label for method in methods(configuration("smollm3"), 28, 4 * 28)[0]]
+    assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize("bos", [None, 3])
+def test_a_method_as_trained_is_measured_at_the_training_length_if_bos_makes_the_input_longer(
+    untrained, tmp_path, monkeypatch, bos
+):
+    monkeypatch.setattr(pretrained_model_reader, "has_tokenizer", lambda source: True)
+    monkeypatch.setattr(pretrained_model_reader, "bos_token", lambda *_: bos)
+    ntk = Method("dynamic NTK ×4", "dynamic_ntk", 4.0, as_trained=True)
+    search = make_search(untrained, tmp_path, [Method("unchanged"), ntk])
+    unchanged, scaled_rope = (search.losses(method, "validation", LENGTH, 1) for method in search.methods)
+    assert (unchanged == scaled_rope) == (bos is None)
 
 
 def test_the_strategy_of_an_export_may_be_a_class_name():

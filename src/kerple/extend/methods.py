@@ -81,7 +81,8 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
     if not applicable[1:]:
         listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
         raise UserError(f"model: got one to which no extension applies; use another model. Reasons by method: {listed}")
-    return applicable, reasons
+    # at a training length of about 28 tokens, two temperatures have the same scale in their labels
+    return list({method.label: method for method in applicable}.values()), reasons
 
 
 def _rope_method(config: Any, length: int, scaling: AnyScaling, factor: float, **options: float) -> Method:

@@ -87,6 +87,11 @@ class Search:
             result[split] = blocks.subset(order), counterparts(document_groups(text, blocks.documents[order].tolist()))
         return result
 
+    @cached_property
+    def has_bos(self) -> bool:
+        """Whether the model reads a BOS token before the inputs."""
+        return self.network(self.methods[0]).bos is not None
+
     def losses(self, method: Method, split: str, length: int, blocks: int, context: str = "own") -> NDArray[np.float64]:
         """Return the mean loss of each of the first ``blocks`` blocks in nats per target, (blocks,).
 
@@ -103,8 +108,8 @@ class Search:
         Raises:
             UserError: If a loss is not finite.
         """
-        # up to L, an ``as_trained`` method has the losses of the unchanged model, so these are measured only once
-        method = self.methods[0] if method.as_trained and length <= self.length else method
+        # up to L inputs, an ``as_trained`` method has the losses of the unchanged model, so these are measured once
+        method = self.methods[0] if method.as_trained and length + self.has_bos <= self.length else method
         path = self._record_path(method, split, length, context)
         all_blocks, counterpart = self.blocks[split]
         record = read_mapping(path) if path.exists() else {"losses": [], "seconds": []}
