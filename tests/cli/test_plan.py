@@ -83,6 +83,12 @@ def test_plan_adds_up_the_tokens_of_epochs_with_different_accumulation(capsys):
     epochs = plan_rows(capsys, *sizes, *steps, "--data.batch_size=4", "--data.samples=40", "--devices=1")
     # batches of steps: 10 × 1 in the first epoch, 5 × 2 in the second, and 4 + 4 + 2 in the third
     assert epochs["tokens"] == [f"{30 * 4 * 32:,}"]
+    # two epochs of 5 batches have 5 and 3 steps
+    steps += ["--trainer.max_epochs=2", "--trainer.limit_train_batches=0.5"]
+    shorter = plan_rows(capsys, *sizes, *steps, "--data.batch_size=4", "--data.samples=40", "--devices=1")
+    assert (shorter["steps"], shorter["tokens"]) == (["8"], [f"{10 * 4 * 32:,}"])
+    steps[-1] = "--trainer.limit_train_batches=3"  # 3 and 2 steps
+    assert plan_rows(capsys, *sizes, *steps, "--data.batch_size=4", "--devices=1")["tokens"] == [f"{6 * 4 * 32:,}"]
 
 
 @pytest.mark.parametrize("in_file", [False, True])

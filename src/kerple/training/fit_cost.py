@@ -17,7 +17,7 @@ from kerple.data.mixture import Part
 from kerple.data.shard_options import ShardOptions
 from kerple.model.cost import Chip, count_parameters, flops, memory
 from kerple.training.feasibility import check_memory
-from kerple.training.fit_options import accumulated_batches, batches_of_fit, build_model
+from kerple.training.fit_options import accumulated_batches, build_model, steps_and_batches
 from kerple.training.language_model import LanguageModel
 
 NODE = 8  # devices per node
@@ -44,8 +44,8 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
         number = data.get(name)
         if not isinstance(number, int) or number < 1:
             raise UserError(f"data.{name}: got {number} in {config.data.class_path}, expected a number of 1 or more")
-    steps = trainer.max_steps
-    require(steps >= 1, "trainer.max_steps", steps, "1 or more, the number of steps to plan, also with max_epochs")
+    expected = "1 or more, the number of steps to plan, also with max_epochs"
+    require(trainer.max_steps >= 1, "trainer.max_steps", trainer.max_steps, expected)
     largest = max(chip.memory for chip in chips) * max([*devices, 8 * NODE])
     check_memory(config, largest, "the largest number of devices")  # a model that is too large takes too long to build
     with torch.device("meta"):
@@ -63,13 +63,14 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
     devices = devices or [n for n in (1, NODE, 8 * NODE) if n <= segments]
     samples = data.get("samples")
     epoch_batches = max(1, samples // (data.batch_size * planned_devices)) if samples else None
-    tokens = batches_of_fit(trainer, epoch_batches) * micro * planned_devices
-    in_epoch = "" if tokens == step * trainer.max_steps else ", in full steps of the first epoch"
+    steps, batches = steps_and_batches(trainer, epoch_batches)
+    tokens = batches * micro * planned_devices
+    in_epoch = "" if tokens == step * steps else ", in full steps of the first epoch"
     total = work.training * tokens
     rows = {
         "parameters": f"{sum(count.values()):,}",
         **{f"  {part}": f"{n:,}" for part, n in count.items()},
-        "steps": f"{trainer.max_steps:,}",
+        "steps": f"{steps:,}",
         "tokens a step": f"{step:,} = {data.batch_size} × {data.length} × {accumulated} accumulated "
         f"× {planned_devices} devices{in_epoch}",
         "tokens": f"{tokens:,}",
@@ -92,7 +93,7 @@ def cost_tables(config: Namespace, chips: list[Chip], devices: list[int], effici
     return [
         _text("Work", rows),
         _text(f"Memory of a device, {micro:,} tokens at once{sharding}", sizes),
-        _hours(total / efficiency, needed, trainer.max_steps, chips, devices, overlap),
+        _hours(total / efficiency, needed, steps, chips, devices, overlap),
     ]
 
 

@@ -63,23 +63,27 @@ def accumulated_batches(trainer: Any) -> int:
     return trainer["accumulate_grad_batches"] if schedule is None else schedule.get(0, 1)
 
 
-def batches_of_fit(trainer: Any, epoch_batches: int | None) -> int:
-    """Return the number of batches that a device reads in ``trainer.max_steps`` steps.
+def steps_and_batches(trainer: Any, epoch_batches: int | None) -> tuple[int, int]:
+    """Return the number of steps of a fit, and the number of batches that a device reads in them.
 
     Args:
         trainer: Resolved options of the Trainer, a mapping or a `Namespace`.
-        epoch_batches: Number of batches of an epoch, whose last step may have fewer than the others; None if all steps
-            are in the first epoch.
+        epoch_batches: Number of batches of the data, after which an epoch ends; None if the data has no end.
     """
-    if epoch_batches is None:
-        return trainer["max_steps"] * accumulated_batches(trainer)
     schedule, accumulated = accumulation_schedule(trainer) or {}, accumulated_batches(trainer)
-    steps, batches, epoch = trainer["max_steps"], 0, 0
-    while steps > 0:
+    left, batches, epoch = trainer["max_steps"], 0, 0
+    limit, epochs = trainer.get("limit_train_batches"), trainer.get("max_epochs") or -1
+    if isinstance(limit, int):
+        epoch_batches = min(epoch_batches or limit, limit)
+    elif limit is not None and epoch_batches is not None:
+        epoch_batches = max(1, int(epoch_batches * limit))
+    if epoch_batches is None:
+        return left, left * accumulated
+    while left > 0 and epoch != epochs:
         accumulated = schedule.get(epoch, accumulated)
-        batches += min(epoch_batches, steps * accumulated)
-        steps, epoch = steps - -(-epoch_batches // accumulated), epoch + 1
-    return batches
+        batches += min(epoch_batches, left * accumulated)
+        left, epoch = max(0, left - -(-epoch_batches // accumulated)), epoch + 1  # the last step may have fewer batches
+    return trainer["max_steps"] - left, batches
 
 
 def check_data_arguments(data: Any) -> None:
