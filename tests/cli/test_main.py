@@ -103,14 +103,17 @@ def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     shutil.rmtree("logs")
     config = Path("moved/config.yaml")
     saver = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "logs/toy/KerpleLog/seed-3/best"}}
-    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs/toy/KerpleLog/seed-3/csv"}}
+    in_csv = {"save_dir": "logs/toy/KerpleLog/seed-3/csv", "name": "", "version": ""}
+    Path("moved/csv").mkdir()
+    Path("moved/csv/metrics.csv").write_text("of the stopped fit")
     stored = yaml.safe_load(config.read_text())
-    stored["trainer"] |= {"callbacks": [saver], "logger": logger}
+    stored["trainer"] |= {"callbacks": [saver], "logger": {"class_path": "CSVLogger", "init_args": in_csv}}
     config.write_text(yaml.safe_dump(stored))
     main(["fit", "--config", "moved/config.yaml", "--ckpt_path", "last"])
     assert torch.load("moved/checkpoints/last.ckpt", weights_only=True)["global_step"] == 12
     assert list(Path("moved/best").glob("*.ckpt"))
-    assert list(Path("moved/csv").rglob("metrics.csv"))
+    assert Path("moved/csv/metrics-1.csv").read_text() == "of the stopped fit"
+    assert Path("moved/csv/metrics.csv").exists()
     assert not Path("logs").exists()
 
 

@@ -2,6 +2,7 @@
 
 import traceback
 import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -170,6 +171,9 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         config = self.config[self.subcommand]
+        for logger in self.trainer.loggers if self.trainer.is_global_zero else ():
+            if isinstance(logger, CSVLogger):
+                _keep_metrics(Path(logger.log_dir, "metrics.csv"))
         if config.weights is not None and config.ckpt_path is None:  # a resumed run has its own weights
             if self.trainer.precision == "64-true":  # Lightning converts the model later, and would round the weights
                 self.model.double()
@@ -234,6 +238,14 @@ class CLI(LightningCLI):
             given = self.config[self.subcommand].trainer.strategy
             raise UserError(f"trainer.strategy: got {given}, to whose processes a run cannot be copied; expected ddp")
         return trainer
+
+
+def _keep_metrics(file: Path) -> None:
+    """Rename the file of metrics of an earlier fit with the same version of the logger. Lightning would delete it."""
+    if file.exists():
+        kept = next(path for n in count(1) if not (path := file.with_stem(f"{file.stem}-{n}")).exists())
+        file.rename(kept)
+        print_once(f"{file} of the earlier fit is now {kept.name}")
 
 
 def _fit_folder(config: Namespace) -> Path:
