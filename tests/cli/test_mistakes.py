@@ -121,6 +121,10 @@ def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatc
         ("optimizer=Adam --model.optimizer={fused: true, foreach: true}", "`fused` and `foreach` cannot be `True`"),
         ("schedule=StepLR --model.schedule.step_size=0", "model.schedule: StepLR: ZeroDivisionError"),
         ("schedule=OneCycleLR --model.schedule.max_lr=1", "model.schedule: OneCycleLR: ValueError: You must define"),
+        (
+            "schedule=OneCycleLR --model.schedule.max_lr=1 --model.schedule.total_steps=1 --trainer.max_steps=2",
+            "model.schedule.total_steps: got 1, expected trainer.max_steps, 2, or more",
+        ),
         ("schedule=torch.optim.lr_scheduler.ReduceLROnPlateau", "model.schedule: got ReduceLROnPlateau"),
         ("compile={foo: 1}", "model.compile: TypeError: compile() got an unexpected keyword argument 'foo'"),
         ("compile={backend: foo}", "model.compile: InvalidBackend: Invalid backend: 'foo'"),

@@ -270,6 +270,8 @@ class LanguageModel(LightningModule):
             if isinstance(built, ReduceLROnPlateau):
                 reason = "which needs a measured loss after each step"
                 raise UserError(f"model.schedule: got {type(built).__name__}, {reason}; use a schedule of the step")
+            if (total := getattr(built, "total_steps", None)) is not None:  # of OneCycleLR
+                require(total >= steps, "model.schedule.total_steps", total, f"trainer.max_steps, {steps}, or more")
             return built
         expected = "the number of steps of the schedule, 1 or more"
         if steps < 1 and (epochs := self.trainer.max_epochs or 0) > 0:
