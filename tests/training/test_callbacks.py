@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
-from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
+from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from torch import Tensor
 
 from kerple.base import processor_cores
@@ -29,6 +29,7 @@ from kerple.training.non_finite_guard import NonFiniteGuard
 from kerple.training.provenance import Provenance
 from kerple.training.random_state import RandomState
 from kerple.training.signals import Signals, requeue
+from kerple.training.trainer import AutoTrainer
 from tests.disturbed import Interrupt
 from tests.toy import Line, ToyData, fit, small_model, trainer
 
@@ -107,6 +108,56 @@ def test_a_fit_with_averaged_weights_continues_after_an_early_end(tmp_path: Path
     torch.testing.assert_close(*weights, rtol=0, atol=0)
     averages, trained = weights[0]
     assert not all(torch.equal(trained[name], averages[name]) for name in averages)
+
+
+def test_an_average_that_has_not_begun_is_the_weights(tmp_path: Path) -> None:
+    validated, current, weights = [], [], []
+
+    class Record(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+            current[:] = [{name: weight.clone() for name, weight in pl_module.state_dict().items()}]
+
+        def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+            equal = [torch.equal(weight, current[0][name]) for name, weight in pl_module.state_dict().items()]
+            validated.append((trainer.global_step, all(equal)))
+
+    for start, step in ((4, 6), (9, 6), (None, 6)):
+        torch.manual_seed(0)
+        averaging = [] if start is None else [EMAWeightAveraging(decay=0.5, update_starting_at_step=start)]
+        options = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+        options |= {"limit_val_batches": 1, "max_steps": step}
+        run = trainer(tmp_path / str(start), Record(), LastCheckpoint(2), *averaging, **options)
+        run.fit(model := small_model(), ToyData())
+        saved = torch.load(tmp_path / str(start) / LAST, weights_only=False)["state_dict"]
+        torch.testing.assert_close(saved, dict(model.state_dict()), rtol=0, atol=0)
+        weights.append(saved)
+    assert validated == [(2, True), (4, True), (6, False)] + 2 * [(2, True), (4, True), (6, True)]
+    torch.testing.assert_close(weights[1], weights[2], rtol=0, atol=0)
+
+
+def test_a_mean_over_epochs_is_used_if_the_fit_ends_before_its_last_epoch(tmp_path: Path) -> None:
+    averaging = StochasticWeightAveraging(0.005, swa_epoch_start=1)
+    options = {"max_epochs": 4, "max_steps": 8, "limit_train_batches": 3}
+    trainer(tmp_path, LastCheckpoint(), averaging, **options).fit(small_model(), ToyData())
+    content = torch.load(tmp_path / LAST, weights_only=False)
+    (state,) = (state for name, state in content["callbacks"].items() if "StochasticWeightAveraging" in name)
+    assert state["n_averaged"] == 3
+    torch.testing.assert_close(content["state_dict"], state["average_model_state"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callbacks": StochasticWeightAveraging(0.005, 1)}, r"^trainer\.max_epochs: got None, expected the number"),
+        (
+            {"callbacks": EMAWeightAveraging(), "precision": "bf16-true"},
+            r"^trainer\.precision: got bf16-true, expected",
+        ),
+    ],
+)
+def test_averages_that_would_be_wrong_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        AutoTrainer(max_steps=3, **options)
 
 
 def test_a_checkpoint_of_a_stopped_validation_has_the_weights_of_the_training(tmp_path: Path) -> None:

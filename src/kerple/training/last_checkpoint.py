@@ -10,7 +10,6 @@ from pytorch_lightning.callbacks import (
     Checkpoint,
     GradientAccumulationScheduler,
     StochasticWeightAveraging,
-    WeightAveraging,
 )
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.rank_zero import rank_zero_info
@@ -22,10 +21,13 @@ from kerple.data.remote_shards import UnreachableShards
 from kerple.training.signals import Signals, requeue
 from kerple.training.trainer_access import (
     accumulation_option,
+    averaging,
     inside_step,
     log_directory,
     log_step,
+    set_unused_averages,
     untyped,
+    use_epoch_averages,
     validation_ahead,
 )
 
@@ -100,17 +102,23 @@ class LastCheckpoint(Checkpoint):
         if due and trainer.global_step != self._saved_step:
             self.save(trainer)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            set_unused_averages(trainer, pl_module)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop_between_steps(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _averaging(trainer):
+        set_unused_averages(trainer, pl_module)
+        if averaging(trainer):
             self._weights = {name: weight.detach().clone() for name, weight in pl_module.state_dict().items()}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._weights = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        use_epoch_averages(trainer, pl_module)
         self.save(trainer)
         self._weights = None
         self._signals.restore()
@@ -122,7 +130,7 @@ class LastCheckpoint(Checkpoint):
         reads_batches = trainer.training or (trainer.validating and trainer.state.fn == TrainerFn.FITTING)
         if reads_batches and trainer.global_step > self._saved_step and not inside_step(trainer):
             self._between_batches = True
-            for callback in _averaging(trainer) if trainer.validating else ():
+            for callback in averaging(trainer) if trainer.validating else ():
                 callback.on_validation_epoch_end(trainer, pl_module)  # which ends the use of averages as weights
             self.save(trainer)
 
@@ -141,7 +149,7 @@ class LastCheckpoint(Checkpoint):
             given = "got a checkpoint that was saved inside an optimiser step, without the accumulated gradients"
             raise UserError(f"ckpt_path: {given}; continue from {LAST}, or start a new fit with --weights")
         averaged = "current_model_state" in checkpoint and trainer.state.fn == TrainerFn.FITTING
-        if averaged and not _averaging(trainer):
+        if averaged and not averaging(trainer):
             expected = "one, because the fit averaged its weights, and its checkpoint has the averages as weights"
             raise UserError(f"trainer.callbacks: got no WeightAveraging, expected {expected}")
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
@@ -158,6 +166,7 @@ class LastCheckpoint(Checkpoint):
         if untyped(trainer).fast_dev_run:
             return
         assert self.path is not None
+        set_unused_averages(trainer, trainer.lightning_module)
         trainer.save_checkpoint(self.path)
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
@@ -182,11 +191,6 @@ class LastCheckpoint(Checkpoint):
         environment = getattr(trainer.strategy, "cluster_environment", None)
         by_launcher = environment is not None and not environment.creates_processes_externally
         raise SystemExit(0 if by_launcher and not trainer.is_global_zero else 128 + number)
-
-
-def _averaging(trainer: Trainer) -> list[WeightAveraging]:
-    """Return the callbacks that average weights."""
-    return [callback for callback in untyped(trainer).callbacks if isinstance(callback, WeightAveraging)]
 
 
 def _repeat_batch_end(loops: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     LearningRateFinder,
     ModelPruning,
+    StochasticWeightAveraging,
     WeightAveraging,
 )
 from pytorch_lightning.callbacks.spike import SpikeDetection
@@ -46,10 +47,9 @@ class AutoTrainer(Trainer):
             averages weights is the last one.
 
     Raises:
-        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, a callback is one of `REFUSED`, or a
-            number is out of range.
-            Lightning does not check these numbers; a negative ``gradient_clip_val``, for example, would reverse the
-            gradient.
+        UserError: If the accelerator is an Apple GPU, ``overfit_batches`` is set, a callback is one of `REFUSED` or
+            averages weights in a fit without epochs or in bf16-true, or a number is out of range. Lightning does not
+            check these numbers; a negative ``gradient_clip_val``, for example, would reverse the gradient.
     """
 
     def __init__(
@@ -77,6 +77,14 @@ class AutoTrainer(Trainer):
         for callback, (kind, reason) in product(callbacks, REFUSED.items()):
             if isinstance(callback, kind):
                 raise UserError(f"trainer.callbacks: got {type(callback).__name__}, {reason}; remove it")
+        if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+            expected = "the number of epochs, because StochasticWeightAveraging averages once in an epoch"
+            advice = "set it and data.samples, or use EMAWeightAveraging"
+            epochs = kwargs.get("max_epochs")
+            require(epochs is not None and epochs > 0, "trainer.max_epochs", epochs, f"{expected}; {advice}")
+        if resolved == "bf16-true" and any(isinstance(callback, WeightAveraging) for callback in callbacks):
+            expected = "bf16-mixed, because each validation would round the averages of WeightAveraging to bf16"
+            raise UserError(f"trainer.precision: got {resolved}, expected {expected}")
         wrapped = [MeasureCallback(c) if isinstance(c, Measure) else c for c in callbacks]
         # its hook at the end of a validation restores the weights of the training, so measurements come before it
         wrapped.sort(key=lambda c: isinstance(c, WeightAveraging))

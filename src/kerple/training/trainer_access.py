@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from pytorch_lightning.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import ModelParallelStrategy
 from torch.utils.tensorboard import SummaryWriter
@@ -39,6 +39,30 @@ def accumulation_option(trainer: Trainer) -> int:
     """
     scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in untyped(trainer).callbacks)
     return 1 if scheduled else trainer.accumulate_grad_batches
+
+
+def set_unused_averages(trainer: Trainer, pl_module: LightningModule) -> None:
+    """Set averages of weights that have not begun yet to the present weights, as their first update does.
+
+    Lightning would validate, save and use the initial weights in place of such an average.
+    """
+    for callback in averaging(trainer):
+        average = callback._average_model
+        if average is not None and not int(average.n_averaged):
+            average.module.load_state_dict(pl_module.state_dict())
+
+
+def averaging(trainer: Trainer) -> list[WeightAveraging]:
+    """Return the callbacks that average weights after steps."""
+    return [callback for callback in untyped(trainer).callbacks if isinstance(callback, WeightAveraging)]
+
+
+def use_epoch_averages(trainer: Trainer, pl_module: LightningModule) -> None:
+    """Set the weights to the mean over epochs if the fit ended before its last epoch, after which Lightning does so."""
+    for callback in untyped(trainer).callbacks:
+        begun = isinstance(callback, StochasticWeightAveraging) and callback.n_averaged is not None
+        if begun and trainer.current_epoch - 1 < callback.swa_end:
+            callback.transfer_weights(callback._average_model, pl_module)
 
 
 def tensorboard_writers(trainer: Trainer) -> list[SummaryWriter]:
