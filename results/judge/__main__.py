@@ -199,7 +199,8 @@ def findings_page(root: Path) -> str:
     r, low, high = (f"{value:+.2f}".replace("-", "−") for value in found)
     text = (HERE / "findings.md").read_text().replace("{missing}", progress(root))
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
-    text = text.replace("{answer D2}", dilution.answer_to(root, "D2"))
+    for question in dilution.QUESTIONS:
+        text = text.replace(f"{{answer {question}}}", dilution.answer_to(root, question))
     text = MISSING.sub(lambda slot: str(sum(map(len, missing_seeds(root, slot["name"]).values()))), text)
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
         p = of.below if of.answer == "no" else of.adjusted
