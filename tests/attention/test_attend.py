@@ -10,8 +10,10 @@ from kerple.attention import AttentionSpec, attend, cpu, query_block_attention
 from kerple.attention.backend_selection import FEW_KEYS, AttentionOption
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
+from kerple.base.errors import UserError
 from kerple.positions import QueryKeyBlock, TokenPositions
 from kerple.positions.fox import FORGOTTEN
+from kerple.positions.fp32_matmul import product
 from tests.attention.test_flex_on_cpu import first_keys
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -277,6 +279,15 @@ def test_biases_of_keys_lose_no_precision_between_near_keys(option: AttentionOpt
     exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
     out = attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias), option)
     assert (out - exact).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_forward_mode_is_refused_because_its_derivatives_would_be_0(window: int | None) -> None:
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    spec = AttentionSpec(table=torch.randn(2, 40), window=window)
+    for function in (lambda q: attend(q, k, v, spec), lambda q: product(q, q.mT)):
+        with pytest.raises(UserError, match=r"^jvp: got differentiation in forward mode, expected reverse mode"):
+            torch.func.jvp(function, (q,), (q,))
 
 
 def test_the_custom_operators_keep_torchs_contract() -> None:

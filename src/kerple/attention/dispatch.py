@@ -13,6 +13,7 @@ from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec
 from kerple.base.errors import require
+from kerple.positions.fp32_matmul import refuse_tangents
 from kerple.positions.token_positions import readable
 
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]] = {
@@ -54,6 +55,7 @@ def attend(
         UserError: If shapes or dtypes do not match, or ``option`` is ``fused``, and no fused implementation supports
             this call.
     """
+    refuse_tangents(q, k, v, spec.table, spec.score_scale, spec.key_bias, spec.sink)
     check_inputs(q, k, v, spec)
     device = q.device.type
     if torch.is_autocast_enabled(device) and q.dtype != torch.float64:

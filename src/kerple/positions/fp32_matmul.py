@@ -5,11 +5,23 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from kerple.base.errors import UserError
 
 
 def precise(x: Tensor) -> Tensor:
     """Return x in fp32, or unchanged if it is fp64."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """Raise a UserError in forward-mode differentiation, because custom operators would return tangents of 0."""
+    if torch.compiler.is_compiling():
+        return
+    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+        expected = "reverse mode, such as torch.autograd.grad or torch.func.vjp"
+        raise UserError(f"jvp: got differentiation in forward mode, expected {expected}")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -18,6 +30,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     Autocast and TF32 do not affect the result. TF32 would round each factor to 11 significant bits.
     ``torch.set_float32_matmul_precision("high")`` enables TF32.
     """
+    refuse_tangents(a, b)
     a, b = precise(a), precise(b)
     dtype = torch.promote_types(a.dtype, b.dtype)
     return _product(a.to(dtype), b.to(dtype))
