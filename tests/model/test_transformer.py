@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from kerple.base.errors import UserError
 from kerple.model import Transformer, transformer
 from kerple.model.cost import stored_for_backward
 from kerple.model.loss import ChunkSizes, target_losses
-from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, Shape
+from kerple.positions import KerpleLog, LayerPattern, Learned, NoPE, RoPE, Shape
 
 
 def test_initial_weights_have_the_standard_deviations_of_gpt_2() -> None:
@@ -74,6 +75,21 @@ def test_a_windowed_layers_cache_keeps_its_window() -> None:
         network(torch.zeros(1, 4, dtype=torch.long), cache=cache)
     assert [layer.keys.shape for layer in cache.layers] == [(1, 1, 3, 8), (1, 1, 12, 8)] * 2
     assert cache.length == 12
+
+
+@pytest.mark.parametrize("position", [RoPE, partial(LayerPattern, windows={"local": 3})])
+@torch.no_grad()
+def test_a_failed_call_leaves_the_cache_as_it_was(position, monkeypatch) -> None:
+    network, tokens = Transformer(Shape(32, 4, 16), 4, 50, position, init=0.3).eval(), torch.randint(50, (2, 30))
+    cache = network.new_cache()
+    network(tokens[:, :20], cache=cache)
+    with pytest.raises(IndexError):
+        network(torch.full((2, 3), 50), cache=cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(network.blocks[2], "forward", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            network(tokens[:, :3], cache=cache)
+    torch.testing.assert_close(network(tokens[:, 20:], cache=cache), network(tokens)[:, 20:], atol=1e-4, rtol=1e-4)
 
 
 def test_a_position_beyond_the_last_of_a_strategy_is_refused() -> None:

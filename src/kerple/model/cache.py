@@ -3,7 +3,9 @@
 T is the number of tokens in the cache. The other letters in shapes are those of `kerple.positions.base`.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -60,6 +62,20 @@ class Cache:
     layers: list[LayerCache] = field(default_factory=list)
     tokens: Tensor | None = None
     documents: Tensor | None = None
+
+    @contextmanager
+    def restored_after_errors(self) -> Iterator[None]:
+        """Context of a forward pass, after whose failure the cache is as before. Otherwise it has tokens without keys.
+
+        No tensor is copied, because new tokens replace tensors and never change them.
+        """
+        layers = [replace(x, first_tokens=x.first_tokens and replace(x.first_tokens)) for x in self.layers]
+        before = replace(self, layers=layers)
+        try:
+            yield
+        except BaseException:  # also Ctrl-C
+            vars(self).update(vars(before))
+            raise
 
     @property
     def length(self) -> int:

@@ -1,7 +1,7 @@
 """`Transformer`: a decoder with any positional strategy."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -144,7 +144,8 @@ class Transformer(
                 ``documents`` has another shape or dtype, or is combined with `bos` or with first tokens that need a
                 cache or other distances.
         """
-        x = self.features(tokens, visibility, offset, cache, documents)  # (B, T, D)
+        with nullcontext() if cache is None else cache.restored_after_errors():
+            x = self.features(tokens, visibility, offset, cache, documents)  # (B, T, D)
         return cap_logits(self.head(x if last is None else x[:, -last:]), self.logit_cap)
 
     def features(
