@@ -267,6 +267,21 @@ def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, ca
         network_and_text(loaded, path, "modules")
 
 
+@pytest.mark.parametrize("imported", ["from helper import Base", "import helper.part", "from .helper import Base"])
+def test_a_strategy_whose_file_imports_another_file_is_not_exported(imported, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "importing_own.py").write_text("from kerple.positions import NoPE\nclass Own(NoPE): pass\n")
+    import_module("importing_own")
+    with (tmp_path / "importing_own.py").open("a") as file:
+        file.write(f"def later():\n    {imported}\n")
+    theirs = tiny("llama")
+    stored = read_family(theirs.config, theirs.state_dict())
+    stored = replace(stored, model=stored.model | {"position": "importing_own.Own"})
+    with pytest.raises(UserError, match=r"^model.position: got importing_own.py, which imports \.?helper.*one file$"):
+        export(stored, tmp_path / "out", None, None)
+    assert not (tmp_path / "out").exists()
+
+
 def test_strategies_of_packages_are_exported_and_those_with_equal_names_are_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     code = "from kerple.positions import NoPE\nclass {}(NoPE): pass\n"

@@ -1,9 +1,11 @@
 """Export of a network of this project to a folder that transformers loads, if possible as a Llama or Qwen2."""
 
+import ast
 import json
 import re
 import sys
 from collections.abc import Mapping
+from importlib.metadata import packages_distributions
 from inspect import getsourcefile
 from pathlib import Path
 from shutil import copy
@@ -138,7 +140,24 @@ def _external_strategies(position: Any) -> dict[str, type[Position]]:
     for kind, given in zip(("classes", "files"), names, strict=True):
         twice = sorted({name for name in given if given.count(name) > 1})
         require(not twice, "model.position", f"two {kind} with the name {', '.join(twice)}", "different names")
+    for strategy in classes:
+        _check_imports(Path(str(getsourcefile(strategy))))
     return external
+
+
+def _check_imports(file: Path) -> None:
+    """Raise a UserError if a file imports a module that is neither installed nor copied with the file."""
+    installed = {*sys.stdlib_module_names, *packages_distributions(), "kerple"}
+    names = []
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append("." * node.level + (node.module or ""))
+    for name in names:
+        expected = "a file that imports only installed packages; put the code of the strategy into one file"
+        given = f"{file.name}, which imports {name}"
+        require(name.partition(".")[0] in installed, "model.position", given, expected)
 
 
 def _kerple(stored: StoredModel, external: dict[str, type[Position]]) -> KerpleForCausalLM:
