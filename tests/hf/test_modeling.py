@@ -1,6 +1,7 @@
 """`KerpleForCausalLM` with optimisers of torch, and with caches, masks and positions of transformers."""
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,6 +93,15 @@ def test_padding_is_accepted_only_on_the_right_and_without_a_cache():
 
 
 @torch.inference_mode()
+def test_logits_to_keep_may_be_indices_and_only_our_cache_is_accepted():
+    model, tokens = random_kerple(), text(2, 9)
+    for keep in (torch.tensor([3]), torch.tensor([7, 0])):
+        torch.testing.assert_close(model(tokens, logits_to_keep=keep).logits, model(tokens).logits[:, keep])
+    for call in (model, partial(model.generate, max_new_tokens=2)):
+        with pytest.raises(UserError, match=r"^cache: got a DynamicCache, expected the cache of an earlier output"):
+            call(tokens, past_key_values=hf.DynamicCache())
+
+
 def test_a_file_of_weights_without_one_weight_is_refused(tmp_path):
     random_kerple().save_pretrained(tmp_path)
     assert hf.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)[1]["missing_keys"] == set()

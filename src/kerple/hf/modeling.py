@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.deprecation import deprecate_kwarg
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.model.cache import Cache
 from kerple.positions import Position
 
@@ -148,7 +148,7 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
         cache: KerpleCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         **ignored: Any,
     ) -> CausalLMOutputWithPast:
         """Return the logits of the next token after each token, and the mean loss of the labels.
@@ -162,13 +162,15 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: Whether to make and return a cache if ``cache`` is None. No cache is made in training mode.
                 For a strategy that is not ``prefix_consistent``, no cache is made either, because more input would
                 change the keys of earlier tokens.
-            logits_to_keep: Number of last tokens whose logits are returned; 0 for all.
+            logits_to_keep: Number of last tokens whose logits are returned, 0 for all; or the indices of these tokens.
             **ignored: Other arguments of transformers. ``position_ids`` are only checked.
 
         Raises:
             UserError: If a text is padded on the left, if a text is padded at all while a cache is used, or if
                 ``position_ids`` are not consecutive numbers that continue the cache.
         """
+        expected = "the cache of an earlier output of this model, or none"
+        require(cache is None or isinstance(cache, KerpleCache), "cache", f"a {type(cache).__name__}", expected)
         if cache is None and use_cache and not self.training and self.network.prefix_consistent:
             cache = KerpleCache(self.network.new_cache())
         inner = None if cache is None else cache.cache
@@ -178,7 +180,9 @@ class KerpleForCausalLM(PreTrainedModel, GenerationMixin):
             if not bool((positions == torch.arange(first, first + input_ids.shape[1], device=positions.device)).all()):
                 expected = f"consecutive numbers from {first}"
                 raise UserError(f"position_ids: expected {expected}; put each text into a separate row")
-        logits = self.network(input_ids, cache=inner, last=logits_to_keep or None)  # (B, T or logits_to_keep, V)
+        last = logits_to_keep if isinstance(logits_to_keep, int) else None
+        logits = self.network(input_ids, cache=inner, last=last or None)  # (B, T or logits_to_keep, V)
+        logits = logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
