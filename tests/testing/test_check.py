@@ -170,6 +170,16 @@ class Counting(Sketch):
         return s * self.calls
 
 
+class WarmUp(Sketch):
+    """The number of its training passes, which its bias reads, is in no checkpoint."""
+
+    passes = 0
+
+    def bias(self, distance: Tensor) -> Tensor:
+        self.passes += self.training
+        return -distance.expand(4, -1) * self.passes / 1000
+
+
 class Attribute(Sketch):
     """Keeps a tensor of the training length, which is neither a parameter nor a buffer."""
 
@@ -249,6 +259,12 @@ FutureQueries = sketch(
 )
 # correct; multiplies scores by 1
 Weighted = sketch(score_scale=lambda self, distance: torch.ones(4, len(distance)))
+# its bias is fp32, of distances in bf16
+Truncated = sketch(bias=lambda self, distance: -distance.bfloat16().log1p().float().expand(4, -1))
+# rotates keys by their index in the sequence, not by their position
+RowRotated = sketch(
+    transform_qk=lambda self, q, k, state, positions: (q, k * torch.cos(positions.rows / 10)[-k.shape[2] :, None])
+)
 # adds its bias only if positions are contiguous
 Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance if block.keys.contiguous else s)
 
@@ -300,6 +316,9 @@ WRONG: list[tuple[Any, Property, str]] = [
     (HalvedValues, fp32_computation.hooks_in_fp32, r"value_bias is torch\.bfloat16"),
     *((x, fp32_computation.no_rounded_products, "may round it") for x in (RoundedKeys, RoundedQueries, RoundedValues)),
     *((x, forward_pass.no_dependence_on_later_tokens, "before a changed token") for x in (FutureKeys, FutureQueries)),
+    (Truncated, fp32_computation.no_rounded_products, r"returns torch\.bfloat16; compute in fp32"),
+    (RowRotated, forward_pass.positions_of_keys, r"changes keys by positions\.rows; use positions\.ids"),
+    (WarmUp, parameters.state_dict_is_complete, "logits after loading; register numbers that change"),
     (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
     (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
     (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),

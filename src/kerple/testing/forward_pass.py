@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.model.self_attention import SelfAttention
 from kerple.positions.base import Position, joint_shift_invariance
+from kerple.positions.token_positions import TokenPositions
 from kerple.positions.visibility import Visibility
 from kerple.testing.subject import (
     SHORT,
@@ -225,6 +226,28 @@ def positions_of_each_sequence(subject: Subject, length: int) -> None:
     batch = set_positions(network, positions)(ids)
     single = [set_positions(subject.network(2 * length), p)(ids[i : i + 1]) for i, p in enumerate(positions)]
     same(batch, torch.cat(single), f"logits of {length} tokens with different positions per sequence")
+
+
+@holds
+@torch.no_grad()
+def positions_of_keys(subject: Subject) -> None:
+    """Keys that depend on the rows of tokens also depend on their positions.
+
+    A strategy that reads `TokenPositions.rows` instead of ``ids`` ignores offsets, gaps and random positions.
+    """
+    random = torch.Generator().manual_seed(0)
+    (q, k), x = torch.randn(2, 1, 4, SHORT, 8, generator=random), torch.randn(1, SHORT, 32, generator=random)
+    rows = torch.arange(SHORT)
+    for layer in subject.distinct_layers:
+        position = subject.position(2 * SHORT, layer)
+
+        def keys(rows: Tensor, ids: Tensor, position: Position = position) -> Tensor:
+            positions = TokenPositions(rows, ids, contiguous=False)
+            return position.transform_qk(q, k, position.token_state(x, positions, None), positions)[1]
+
+        by_rows = not torch.equal(keys(rows, rows), keys(2 * rows, rows))
+        ignores_ids = by_rows and torch.equal(keys(rows, rows), keys(rows, 2 * rows))
+        assert not ignores_ids, "transform_qk changes keys by positions.rows; use positions.ids"
 
 
 @holds_at_lengths

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
@@ -76,7 +77,11 @@ class _NoRoundedProducts(TorchDispatchMode):
         rounded = re.match(rf"aten\.({ROUNDED})_?(_backward\w*)?\.", str(function))
         advice = "autocast or TF32 may round it; use kerple.positions.fp32_matmul.product instead"
         assert not rounded, f"{function}: {advice}"
-        return function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            low = isinstance(tensor, Tensor) and tensor.dtype in (torch.bfloat16, torch.float16)
+            assert not low, f"{function} returns {tensor.dtype}; compute in fp32"
+        return result
 
 
 @holds_at_lengths

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from kerple.base.errors import UserError, describe
+from kerple.model import Transformer
 from kerple.positions import Position
 from kerple.positions.constrained_parameters import Constrained
-from kerple.testing.subject import DoesNotApply, Subject, holds, holds_at_lengths, tokens
+from kerple.testing.subject import SHORT, VOCABULARY, DoesNotApply, Subject, holds, holds_at_lengths, same, tokens
 
 
 def trained(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -103,6 +104,24 @@ def ranges_of_parameters(subject: Subject) -> None:
             values = getattr(module, name)
             assert ((values >= minimum) & (values <= maximum)).all(), f"{name} is outside {minimum:g} to {maximum:g}"
     assert all(p.isfinite().all() for p in other.positions.parameters()), "a parameter is not finite"
+
+
+@holds
+def state_dict_is_complete(subject: Subject) -> None:
+    """A network that is loaded from a state dict has the same logits.
+
+    The first network makes three training passes. The second one is built with other random numbers.
+    """
+    network = subject.network(SHORT).train()
+    for _ in range(3):
+        network.losses(tokens(2, 26))
+        network.constrain_()
+    torch.default_generator.manual_seed(1)  # another seed than that of `Subject.network`
+    loaded = Transformer(network.shape, len(subject.layers), VOCABULARY, subject.build_layer)
+    loaded.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        got, expected = (n.eval()(tokens(2, SHORT)) for n in (loaded, network))
+    same(got, expected, "logits after loading; register numbers that change or are random as buffers", 0, 0)
 
 
 @holds
