@@ -70,6 +70,16 @@ def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, o
         read("*")
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])
+@pytest.mark.parametrize("extension", [".gz", ".zst"])
+def test_a_file_beside_its_compressed_copy_is_refused(tmp_path, name, extension):
+    (tmp_path / name).write_bytes(LINES)
+    compress = gzip.compress if extension == ".gz" else zstandard.compress
+    (tmp_path / f"{name}{extension}").write_bytes(compress(LINES))
+    with pytest.raises(UserError, match=rf"got .*/{name} and .*/{name}{extension}, which may have the same text"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "cp1252", "shift_jis", "utf-8-sig"])
 def test_text_files_are_read_in_the_encoding_of_the_option_and_json_lines_in_utf_8(tmp_path, encoding):
     text = "日本語" if encoding == "shift_jis" else "naïve café"

@@ -87,7 +87,8 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
         encoding: Encodings of text files, see `ShardOptions.encoding`.
 
     Raises:
-        UserError: A text file and a file of another format have the same name, or a file cannot be read.
+        UserError: A text file and a file of another format have the same name, a file is beside its compressed copy, or
+            a file cannot be read.
     """
     containers = {path for path in paths if has_extension(path, CONTAINERS) or _has_json_lines(path, text_field)}
     texts = {_stem(path): path for path in paths if path not in containers} if containers else {}
@@ -96,6 +97,11 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
             given = f"got {text} and {path}, which may have the same text"
             pattern = os.path.join(os.path.dirname(path), "*" + "".join(Path(without_query(path)).suffixes))
             raise UserError(f"data.corpus: {given}; rename or remove one, or give a pattern, such as '{pattern}'")
+    names = {without_query(path) for path in paths}
+    for path in paths:
+        name, extension = os.path.splitext(without_query(path))
+        if extension in (".gz", ".zst") and name in names:  # gzip -k and zstd keep the file
+            raise UserError(f"data.corpus: got {name} and {path}, which may have the same text; remove one")
     for path in paths:
         if path not in containers:
             yield read_text(path, encoding)
