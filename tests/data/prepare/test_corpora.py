@@ -90,15 +90,19 @@ def test_text_files_are_read_in_the_encoding_of_the_option_and_json_lines_in_utf
 
 def test_the_first_encoding_that_fits_is_used_and_files_that_fit_none_are_named(tmp_path):
     contents = {"a.txt": "λ".encode("utf-8-sig"), "b.txt": "café".encode("latin-1"), "d.txt": b"d"}
-    contents |= {"c.txt": "λ".encode("utf-16"), "image.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"}
+    contents |= {
+        "c.txt": "λ".encode("utf-16"),
+        "e.txt": "text\n".encode("utf-16-le"),
+        "image.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR",
+    }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     options = ShardOptions(str(tmp_path), encoding="utf-8,utf-16,latin-1")
-    *documents, image = find_corpus(options).documents()
+    *documents, unmarked, image = find_corpus(options).documents()
     assert [document.text for document in documents] == ["λ", "café", "λ", "d"]
-    assert image.reason == "not Unicode"
+    assert unmarked.reason == image.reason == "not Unicode"
     faults = [d for d in find_corpus(ShardOptions(str(tmp_path))).documents() if isinstance(d, Fault)]
-    assert [Path(fault.name).name for fault in faults] == ["b.txt", "c.txt", "image.png"]
+    assert [Path(fault.name).name for fault in faults] == ["b.txt", "c.txt", "e.txt", "image.png"]
     assert {fault.details for fault in faults} == {"it is not utf-8; set data.encoding"}
 
 

@@ -200,14 +200,15 @@ def as_document(content: bytes | Any, name: str, encoding: str = "utf-8") -> Doc
 
 def _decode(content: bytes, encodings: list[str]) -> str:
     """Return the text of bytes in the first of the encodings in which they can be read, or raise a UnicodeError."""
-    marked = content.startswith(MARKS)
+    marked, nulls = content.startswith(MARKS), content.count(0)
     for encoding in encodings:
         name, is_last = codecs.lookup(encoding).name, encoding == encodings[-1]
         # without its mark, most text of another encoding with an even number of bytes can be read as UTF-16
         if name in ("utf-16", "utf-32") and not (marked or is_last):
             continue
-        # no text of an encoding such as latin-1 has null characters, but latin-1 can read binary files
-        if b"\0" in content and not name.startswith("utf"):
+        # no text of an encoding such as latin-1 has null characters, but latin-1 can read binary files; and many null
+        # characters in UTF-8 are UTF-16 without its mark
+        if nulls > (len(content) // 10 if name.startswith("utf-8") else 0) and name[:6] not in ("utf-16", "utf-32"):
             continue
         with suppress(UnicodeError):
             return content.decode(encoding)
