@@ -12,7 +12,15 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from kerple.base.errors import require
 from kerple.data.documents import Documents
 from kerple.data.evaluation_text import ShardText, TextBlocks
-from kerple.data.loader import READ, BlockBatches, TrainingLoader, batches_of_run, rank_and_world_size, read_samples
+from kerple.data.loader import (
+    READ,
+    BlockBatches,
+    TrainingLoader,
+    batches_of_epoch,
+    batches_of_run,
+    rank_and_world_size,
+    read_samples,
+)
 from kerple.data.manifest import SPLITS, Manifest
 from kerple.data.mixture import Mixture, Part, Samples
 from kerple.data.order import Order, SectionOrder
@@ -173,6 +181,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             loader.ahead = -(-order.section_samples // batch_samples)
         if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
             loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
+        loader.epoch = batches_of_epoch(self.trainer, batches)
         loader.batches_per_read = max(1, READ // (self.batch_size * self.length))
         return loader
 

@@ -39,6 +39,12 @@ def batches_of_run(trainer: Trainer) -> int:
     return trainer.max_steps * (factors or [trainer.accumulate_grad_batches])[0]
 
 
+def batches_of_epoch(trainer: Trainer | None, batches: int) -> int:
+    """Return the number of batches after which Lightning ends an epoch of a loader with this number of batches."""
+    limit = getattr(trainer, "limit_train_batches", 1.0)
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
 def read_samples(stream: TokenStream, length: int, documents: Documents | None, starts: Sequence[int]) -> Batch:
     """Return a batch of training samples, {"tokens": (B, T + 1) int64} and the entries of ``documents``.
 
@@ -134,6 +140,7 @@ class TrainingLoader:
         batches_per_read: Largest number of micro-batches in a call of `read`, which has a cost that does not depend on
             the number of samples. The first call of an epoch reads one, and each further call up to twice as many as
             the one before, so that the first step waits only for its own shards.
+        epoch: Number of micro-batches after which the Trainer ends an epoch; None for ``batches``.
     """
 
     read: Callable[[Sequence[int]], Batch]
@@ -148,6 +155,7 @@ class TrainingLoader:
     fetcher: Callable[[], ShardFetcher] | None = None
     ahead: int = 0
     batches_per_read: int = 1
+    epoch: int | None = None
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
@@ -158,7 +166,7 @@ class TrainingLoader:
         return self.batches
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self.resumed or self.done >= len(self):
+        if not self.resumed or self.done >= (self.epoch or len(self)):
             self.start, self.done = self.start + self.done, 0
         self.resumed = False
         # item i of the data set is i, the index or place of a sample; `read` maps many of them to a batch

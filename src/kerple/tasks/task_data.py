@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kerple.base.errors import UserError, require
 from kerple.base.processor_cores import check_workers
-from kerple.data.loader import TrainingLoader, batches_of_run, rank_and_world_size
+from kerple.data.loader import TrainingLoader, batches_of_epoch, batches_of_run, rank_and_world_size
 from kerple.tasks.sampling import Examples, HeldOutProblems, Sampler, collate
 from kerple.tasks.task import Example, Task
 from kerple.tasks.token_places import abacus
@@ -112,7 +112,8 @@ class TaskData(LightningDataModule):
             batches = self.examples // samples
             require(batches >= 1, "data.examples", self.examples, f"at least {samples}, a batch on each device")
         read = partial(self.sampler.training_batch, self.sample_seed, self.examples)
-        return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers)
+        epoch = batches_of_epoch(self.trainer, batches)
+        return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers, epoch=epoch)
 
     def val_dataloader(self) -> HeldOutProblems:
         """Return this rank's batches of the validation problems."""

@@ -22,9 +22,11 @@ from kerple.training.signals import Signals, requeue
 from kerple.training.trainer_access import (
     accumulation_option,
     averaging,
+    begin_next_epoch,
     inside_step,
     log_directory,
     log_step,
+    restore_loader,
     set_unused_averages,
     untyped,
     use_epoch_averages,
@@ -81,6 +83,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step, self._saved_at, self._stop = trainer.global_step, time.monotonic(), False
+        restore_loader(trainer)
+        begin_next_epoch(trainer)
         self._signals.install()
         self._signals.connect(trainer)
         if trainer.fit_loop.restarted_mid_epoch:
@@ -152,6 +156,8 @@ class LastCheckpoint(Checkpoint):
         if averaged and not averaging(trainer):
             expected = "one, because the fit averaged its weights, and its checkpoint has the averages as weights"
             raise UserError(f"trainer.callbacks: got no WeightAveraging, expected {expected}")
+        if trainer.state.fn == TrainerFn.FITTING and "loops" in checkpoint:
+            _end_epoch(checkpoint["loops"]["fit_loop"])
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches
         # Lightning's loops count micro-batches, so the counts change with the number of micro-batches per step
         if before is not None and before != now:
@@ -198,6 +204,19 @@ def _repeat_batch_end(loops: dict[str, Any]) -> None:
     for counts in ("total", "current"):
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"] - 1
+
+
+def _end_epoch(loops: dict[str, Any]) -> None:
+    """Set the counters in a checkpoint that was saved in on_train_epoch_end as after the epoch.
+
+    Lightning would begin with the rest of this epoch, which has no batches, or with a step of its last batches.
+    """
+    epochs = loops["epoch_progress"]
+    if epochs["current"]["completed"] < epochs["current"]["processed"]:
+        for counts in ("total", "current"):
+            epochs[counts]["completed"] = epochs[counts]["processed"]
+        loops["epoch_loop.batch_progress"]["current"].update(ready=0, started=0, processed=0, completed=0)
+        loops["epoch_loop.batch_progress"]["is_last_batch"] = False
 
 
 def _expect_validation(loops: dict[str, Any]) -> None:

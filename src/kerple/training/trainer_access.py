@@ -94,6 +94,26 @@ def validation_ahead(trainer: Trainer) -> bool:
     return before_validation and loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 
 
+def restore_loader(trainer: Trainer) -> None:
+    """Restore the state of the training loader from a checkpoint of a finished epoch.
+
+    Without ``max_steps``, Lightning only restores it inside an epoch, so that the samples would begin again.
+    """
+    loop: Any = trainer.fit_loop
+    if states := loop._combined_loader_states_to_load:
+        loop._combined_loader._load_state_dicts(states)
+        loop._combined_loader_states_to_load = []
+
+
+def begin_next_epoch(trainer: Trainer) -> None:
+    """Count the epoch that follows a checkpoint of a finished epoch, in which Lightning resumes without counting it."""
+    loop: Any = trainer.fit_loop
+    progress = loop.epoch_progress
+    if loop.restarted_mid_epoch and progress.current.ready == progress.current.processed:
+        progress.increment_ready()
+        progress.increment_started()
+
+
 def log_step(trainer: Trainer) -> None:
     """Log the metrics of a step in on_train_batch_end. Lightning logs them after this hook."""
     trainer._logger_connector.update_train_step_metrics()
