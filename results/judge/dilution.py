@@ -106,7 +106,7 @@ def factor_at_test_time(tier: Any) -> Answer:
     shown = all(1 - each.above() < LEVEL for each in found)
     excluded = any(each.above(-FACTOR) < LEVEL / len(found) for each in found)
     answer = "yes" if shown else "no" if excluded else "inconclusive"
-    return Answer(answer, [f"training length {n}: {_nats(each)}" for n, each in zip(LENGTHS, found, strict=True)])
+    return Answer(answer, [f"trained at {n}: {_nats(each)}" for n, each in zip(LENGTHS, found, strict=True)])
 
 
 QUESTIONS: dict[str, tuple[str, str, Callable[[Any], Answer]]] = {  # question, comparison and rule by number
