@@ -71,12 +71,13 @@ def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, o
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])
-@pytest.mark.parametrize("extension", [".gz", ".zst"])
-def test_a_file_beside_its_compressed_copy_is_refused(tmp_path, name, extension):
-    (tmp_path / name).write_bytes(LINES)
-    compress = gzip.compress if extension == ".gz" else zstandard.compress
-    (tmp_path / f"{name}{extension}").write_bytes(compress(LINES))
-    with pytest.raises(UserError, match=rf"got .*/{name} and .*/{name}{extension}, which may have the same text"):
+@pytest.mark.parametrize("extensions", [("", ".gz"), ("", ".zst"), (".gz", ".zst")])
+def test_a_file_beside_its_compressed_copy_is_refused(tmp_path, name, extensions):
+    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+    for extension in extensions:
+        (tmp_path / f"{name}{extension}").write_bytes(compress[extension](LINES))
+    one, other = extensions
+    with pytest.raises(UserError, match=rf"got .*/{name}{one} and .*/{name}{other}, which may have the same text"):
         read(tmp_path)
 
 

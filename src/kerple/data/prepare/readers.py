@@ -97,11 +97,11 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
             given = f"got {text} and {path}, which may have the same text"
             pattern = os.path.join(os.path.dirname(path), "*" + "".join(Path(without_query(path)).suffixes))
             raise UserError(f"data.corpus: {given}; rename or remove one, or give a pattern, such as '{pattern}'")
-    names = {without_query(path) for path in paths}
+    uncompressed: dict[str, str] = {}
     for path in paths:
-        name, extension = os.path.splitext(without_query(path))
-        if extension in (".gz", ".zst") and name in names:  # gzip -k and zstd keep the file
-            raise UserError(f"data.corpus: got {name} and {path}, which may have the same text; remove one")
+        name = without_query(path).removesuffix(".gz").removesuffix(".zst")
+        if (other := uncompressed.setdefault(name, path)) != path:  # gzip -k and zstd keep the file
+            raise UserError(f"data.corpus: got {other} and {path}, which may have the same text; remove one")
     for path in paths:
         if path not in containers:
             yield read_text(path, encoding)
