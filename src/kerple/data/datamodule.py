@@ -181,7 +181,7 @@ class TokenShards(ShardOptions, LightningDataModule):
             loader.ahead = -(-order.section_samples // batch_samples)
         if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
             loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
-        loader.epoch = batches_of_epoch(self.trainer, batches)
+        loader.epoch = batches_of_epoch(getattr(self.trainer, "limit_train_batches", None), batches)
         loader.batches_per_read = max(1, READ // (self.batch_size * self.length))
         return loader
 

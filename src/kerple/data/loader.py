@@ -39,10 +39,14 @@ def batches_of_run(trainer: Trainer) -> int:
     return trainer.max_steps * (factors or [trainer.accumulate_grad_batches])[0]
 
 
-def batches_of_epoch(trainer: Trainer | None, batches: int) -> int:
-    """Return the number of batches after which Lightning ends an epoch of a loader with this number of batches."""
-    limit = getattr(trainer, "limit_train_batches", 1.0)
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+def batches_of_epoch(limit: float | None, batches: int) -> int:
+    """Return the number of batches after which Lightning ends an epoch of a loader with this number of batches.
+
+    Args:
+        limit: The option ``limit_train_batches``: a number of batches, or a float for a fraction; None for all batches.
+        batches: Number of batches of the loader.
+    """
+    return min(batches, limit) if isinstance(limit, int) else int(batches * (1.0 if limit is None else limit))
 
 
 def read_samples(stream: TokenStream, length: int, documents: Documents | None, starts: Sequence[int]) -> Batch:

@@ -112,7 +112,7 @@ class TaskData(LightningDataModule):
             batches = self.examples // samples
             require(batches >= 1, "data.examples", self.examples, f"at least {samples}, a batch on each device")
         read = partial(self.sampler.training_batch, self.sample_seed, self.examples)
-        epoch = batches_of_epoch(self.trainer, batches)
+        epoch = batches_of_epoch(getattr(self.trainer, "limit_train_batches", None), batches)
         return TrainingLoader(read, self.batch_size, batches, rank, world_size, self.workers, epoch=epoch)
 
     def val_dataloader(self) -> HeldOutProblems:

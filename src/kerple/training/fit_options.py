@@ -12,6 +12,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from kerple.base.errors import require
 from kerple.config.checkpoint_agreement import accumulation_schedule
 from kerple.config.options import add_folder_arguments, add_trust_argument
+from kerple.data.loader import batches_of_epoch
 from kerple.training.allowed_classes import import_classes
 from kerple.training.language_model import LanguageModel
 from kerple.training.trainer import AutoTrainer
@@ -73,11 +74,11 @@ def steps_and_batches(trainer: Any, epoch_batches: int | None) -> tuple[int, int
     schedule, accumulated = accumulation_schedule(trainer) or {}, accumulated_batches(trainer)
     left, batches, epoch = trainer["max_steps"], 0, 0
     limit, epochs = trainer.get("limit_train_batches"), trainer.get("max_epochs") or -1
-    if isinstance(limit, int):
-        epoch_batches = min(epoch_batches or limit, limit)
-    elif limit is not None and epoch_batches is not None:
-        epoch_batches = max(1, int(epoch_batches * limit))
-    if epoch_batches is None:
+    if epoch_batches is not None:
+        epoch_batches = max(1, batches_of_epoch(limit, epoch_batches))
+    elif isinstance(limit, int):
+        epoch_batches = limit
+    else:
         return left, left * accumulated
     while left > 0 and epoch != epochs:
         accumulated = schedule.get(epoch, accumulated)
