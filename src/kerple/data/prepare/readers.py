@@ -99,8 +99,7 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
             raise UserError(f"data.corpus: {given}; rename or remove one, or give a pattern, such as '{pattern}'")
     uncompressed: dict[str, str] = {}
     for path in paths:
-        name = without_query(path).removesuffix(".gz").removesuffix(".zst")
-        if (other := uncompressed.setdefault(name, path)) != path:  # gzip -k and zstd keep the file
+        if (other := uncompressed.setdefault(_uncompressed(path), path)) != path:  # gzip -k and zstd keep the file
             raise UserError(f"data.corpus: got {other} and {path}, which may have the same text; remove one")
     for path in paths:
         if path not in containers:
@@ -118,8 +117,13 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
 
 def _stem(path: str) -> str:
     """Return a path without its extension and that of its compression."""
+    return os.path.splitext(_uncompressed(path))[0]
+
+
+def _uncompressed(path: str) -> str:
+    """Return a path without the extension of its compression."""
     path = without_query(path)
-    return os.path.splitext(os.path.splitext(path)[0] if has_extension(path, (".gz", ".zst")) else path)[0]
+    return os.path.splitext(path)[0] if has_extension(path, (".gz", ".zst")) else path
 
 
 def read_text(path: str, encoding: str) -> Document | Fault:
@@ -208,7 +212,8 @@ def _decode(content: bytes, encodings: list[str]) -> str:
             continue
         # no text of an encoding such as latin-1 has null characters, but latin-1 can read binary files; and many null
         # characters in UTF-8 are UTF-16 without its mark
-        if nulls > (len(content) // 10 if name.startswith("utf-8") else 0) and name[:6] not in ("utf-16", "utf-32"):
+        allowed = len(content) // 10 if name.startswith("utf-8") else 0
+        if nulls > allowed and not name.startswith(("utf-16", "utf-32")):
             continue
         with suppress(UnicodeError):
             return content.decode(encoding)
