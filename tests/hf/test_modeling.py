@@ -102,6 +102,7 @@ def test_logits_to_keep_may_be_indices_and_only_our_cache_is_accepted():
             call(tokens, past_key_values=hf.DynamicCache())
 
 
+@torch.inference_mode()
 def test_a_file_of_weights_without_one_weight_is_refused(tmp_path):
     random_kerple().save_pretrained(tmp_path)
     assert hf.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)[1]["missing_keys"] == set()
