@@ -184,7 +184,7 @@ def test_single_records_replace_those_in_the_archive_and_the_archive_is_determin
             write_run(folder.with_name("run") / f"{seed}", "ALiBi", seed, CURVE).rename(folder)
             shutil.rmtree(folder.with_name("run"))
             if (step, seed) == (0, 1236):
-                (folder / "earlier.csv.gz").touch()
+                results_table.write_compressed(folder / "earlier.csv.gz", pd.DataFrame({"a": [1]}))
             committed_records.pack(tmp_path / name)
             assert not (tmp_path / name / "runs").exists()
         packed.append((tmp_path / name / PACKED).read_bytes())

@@ -26,7 +26,7 @@ import zstandard
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.run_folder import FIRST_FILES, LOCK, RUN_FILE, lock, weights_file
-from kerple.compare.finished_runs import read_runs
+from kerple.compare.finished_runs import FinishedRun, read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
 from kerple.compare.training_curves import TABLE, training_curves
@@ -66,9 +66,27 @@ def has_test_of_user(folder: Path) -> bool:
 
 
 def finished(run: PlannedRun) -> bool:
-    """Whether the folder of a run has the results of the fit and test that it describes."""
+    """Whether the folder of a run has the results of the fit and test that it describes, and they can be read."""
     entry = read_run_entry(run.test_folder)
-    return entry is not None and not changed_fit(entry, run) and not changed_test(entry, run)
+    is_same = entry is not None and not changed_fit(entry, run) and not changed_test(entry, run)
+    return is_same and _is_readable(run.finished_run)
+
+
+def _is_readable(run: FinishedRun) -> bool:
+    """Whether a report can read the results of a run. If not, a warning is printed, once for a state of the files."""
+    states = ((path.name, path.stat().st_mtime_ns) for path in run.folder.glob("*"))
+    return _can_be_read(run, tuple(sorted(states)))
+
+
+@cache
+def _can_be_read(run: FinishedRun, states: tuple[tuple[str, int], ...]) -> bool:
+    """Whether a report can read the results of a run, whose files have these times of modification."""
+    try:
+        read_runs([run])
+    except UNREADABLE as error:
+        print(f"warning: {error if isinstance(error, UserError) else f'{run.folder}: cannot be read ({error!r})'}")
+        return False
+    return True
 
 
 def changed_fit(entry: dict[str, Any], run: PlannedRun) -> list[str]:
@@ -272,7 +290,7 @@ def reuse(run: PlannedRun, record: Path) -> str | None:
 
 
 def write_record(run: PlannedRun, report: Path, folders: Iterable[Path]) -> None:
-    """Write the record of a finished run to the folder ``runs`` of a report, unless the newest record is identical.
+    """Write the record of a finished run to the folder ``runs`` of a report, unless the newest record equals it.
 
     Args:
         run: The run.
@@ -280,8 +298,10 @@ def write_record(run: PlannedRun, report: Path, folders: Iterable[Path]) -> None
         folders: Folders of records, the newest first.
     """
     about = (run.test_folder / results_table.ABOUT).read_bytes()
-    existing = (run.record(folder) / results_table.ABOUT for folder in folders)
-    if next((path.read_bytes() for path in existing if path.is_file()), None) != about:
+    existing = (run.record(folder) for folder in folders)
+    newest = next((record for record in existing if (record / results_table.ABOUT).is_file()), None)
+    is_equal = newest and (newest / results_table.ABOUT).read_bytes() == about
+    if not (newest and is_equal and _is_readable(replace(run.finished_run, folder=newest))):
         report.mkdir(parents=True, exist_ok=True)
         with _only_writer(report):
             _copy(run.test_folder, run.record(report / "runs"))
@@ -292,6 +312,9 @@ def pack(report: Path) -> None:
 
     The compressed tables of the records are stored as gzip files without compression, because zstd compresses what the
     tables of several runs have in common. Other files and folders stay where they are.
+
+    Raises:
+        UserError: If a record is damaged.
     """
     if (report / "runs").is_dir():
         with _only_writer(report):
@@ -309,6 +332,7 @@ def _pack(report: Path) -> None:
     content, packed = BytesIO(), list[Path]()
     with ZipFile(content, "w") as archive:
         for run in recorded_runs(report):
+            read_runs([run])
             for path in sorted(path for path in run.folder.glob("[!.]*") if path.is_file()):
                 data = path.read_bytes()
                 data = gzip.compress(gzip.decompress(data), 0, mtime=0) if path.suffix == ".gz" else data
