@@ -64,10 +64,13 @@ def test_an_evaluation_with_groups_but_without_blocks_is_reported(rows: list[Row
     test = write_run(tmp_path / "run", "ALiBi", 1236, CURVE)
     groups = {"block_document": [3, 5], "groups": ["attrs", "flask"], "documents": True}
     results_table.add_to_results(test, "far_context", rows, groups)
+    scored = [Row("ppl", "last8", 64, None, block, 9.0, 8) for block in (0, 1)]
+    results_table.add_to_results(test, "last", scored, groups)
     reconfigure(test.parent, trainer={"precision": "32-true"})
     committed_records.complete(PlannedRun("ALiBi", 1236, "", test.parent, test, [], config={}, test_config={}))
     runs = read_runs([FinishedRun("ALiBi", 1236, test)])
-    assert set(runs.blocks["protocol"]) == {"full", "windowed64"}
+    assert set(runs.blocks["protocol"]) == {"full", "windowed64", "last8"}
+    assert set(runs.blocks["block"][runs.blocks["protocol"] == "last8"]) == {"attrs", "flask"}
     assert comparison_report.write_comparison(runs, tmp_path / "report", name="x", baseline="ALiBi").is_file()
 
 

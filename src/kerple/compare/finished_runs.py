@@ -202,8 +202,8 @@ def _sums_by_block(content: _Content) -> pd.DataFrame:
     blocks = content.table[content.table["block"].notna()]
     for evaluation in content.about["evaluations"].values():
         groups = evaluation.get("groups") or []
-        if len(set(groups)) > 1:
-            grouped = blocks["protocol"].str.removeprefix(f"{content.run.part} ").isin(evaluation["protocols"])
+        grouped = blocks["protocol"].str.removeprefix(f"{content.run.part} ").isin(evaluation["protocols"])
+        if len(set(groups)) > 1 and grouped.any():
             named = blocks[grouped].assign(block=[groups[block] for block in blocks["block"][grouped]])
             added = named.groupby([*CELL, "block"], sort=False, as_index=False)[["sum", "count"]].sum()
             blocks = pd.concat([blocks[~grouped], added])
