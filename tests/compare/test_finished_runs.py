@@ -124,6 +124,7 @@ CELLS += [("block", value) for value in (-1, 0.5, "x", 0)]  # the last has each 
         ("test/results.csv.gz", "metric"),
         ("test/kernels.csv", ""),
         ("test/summary.csv", "a,b\n1,2\n"),  # the name of a table of the report
+        *(("test/mine.csv", f"{column},b\n1,2\n") for column in ("strategy", "seed", "part")),  # columns of the report
         ("config.yaml", "[]"),
         ("cost.json", "[]"),
         ("test/results.json", "[]"),
@@ -152,6 +153,8 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     test = write_run(tmp_path / "seed-1236", "ALiBi", 1236, CURVE)
     rows = "".join(f"0,{distance},{-0.1 * distance:.17g}\n" for distance in range(2048))
     (test / "kernels.csv").write_text(f"head,distance,bias\n{rows}")
+    for recall in (0.25, 0.5):
+        (test / f"recall_{recall}.csv").write_text(f"a\n{recall}\n")
     (test / "huge.csv").write_text("a,b\n" + "1,0.5\n" * (committed_records.MOST_ROWS + 1))
     (tmp_path / "seed-1236" / "config.yaml").write_text("trainer: {precision: bf16-mixed}\nseed_everything: 1236")
     config = {"seed_everything": 1236, "trainer.precision": "auto", "trainer.gradient_clip_val": float("inf")}
@@ -172,7 +175,8 @@ def test_a_record_gives_the_results_of_the_run_and_its_tables_of_analyses_are_sm
     for name in ("results", "blocks", "costs"):
         assert getattr(again, name).equals(getattr(ours, name))
     assert again.configs.popitem()[1] == ours.configs.popitem()[1]
-    assert list(again.analyses) == ["kernels"]
+    assert list(again.analyses) == ["kernels", "recall_0.25", "recall_0.5"]
+    assert [again.analyses[f"recall_{recall}"]["a"].item() for recall in (0.25, 0.5)] == [0.25, 0.5]
     kept = again.analyses["kernels"]
     assert len(kept) < 100
     assert kept.merge(ours.analyses["kernels"]).equals(kept)

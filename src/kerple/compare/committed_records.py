@@ -26,7 +26,7 @@ import zstandard
 from kerple.base.atomic import write
 from kerple.base.errors import UserError
 from kerple.base.run_folder import FIRST_FILES, LOCK, RUN_FILE, lock, weights_file
-from kerple.compare.finished_runs import FinishedRun, read_runs
+from kerple.compare.finished_runs import FinishedRun, analysis_name, read_runs
 from kerple.compare.planned_run import PlannedRun
 from kerple.compare.run_discovery import PACKED, recorded_runs
 from kerple.compare.training_curves import TABLE, training_curves
@@ -362,7 +362,7 @@ def _copy(source: Path, target: Path) -> None:
         else:
             table = condensed(pd.read_csv(path))
             if len(table) <= MOST_ROWS:
-                results_table.write_compressed(target / f"{path.name.split('.')[0]}.csv.gz", table)
+                results_table.write_compressed(target / f"{analysis_name(path)}.csv.gz", table)
     write(target / results_table.ABOUT, (source / results_table.ABOUT).read_bytes())
 
 

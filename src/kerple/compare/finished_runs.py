@@ -262,21 +262,29 @@ def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
             yield name, ", ".join(filter(None, phrases)), str(evaluation.get("text") or "")
 
 
+def analysis_name(path: Path) -> str:
+    """Name of an analysis, whose table is ``NAME.csv`` or ``NAME.csv.gz``."""
+    return path.name.removesuffix(".gz").removesuffix(".csv")
+
+
 def _analyses(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the name and the table of each analysis of a test, and the curves of the training.
 
     Raises:
-        UserError: If a table cannot be read, or has the name of a table of the report.
+        UserError: If a table cannot be read, or its name or that of a column is one of the report.
     """
     for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")]):
         if path.name != results_table.TABLE:
-            if (name := path.name.split(".")[0]) in REPORT_TABLES:
-                advice = "rename the table in the measure that writes it, and test the run again"
+            advice = "rename it in the measure that writes it, and test the run again"
+            if (name := analysis_name(path)) in REPORT_TABLES:
                 raise UserError(f"{path}: the report has a table named {name} too; {advice}")
             try:
-                yield name, pd.read_csv(path)
+                table = pd.read_csv(path)
             except (ValueError, *results_table.DAMAGED) as error:
                 raise UserError(f"{path}: is not a CSV file ({error}); test the run again") from error
+            if added := [column for column in (*RUN_KEYS, "part") if column in table]:
+                raise UserError(f"{path}: the report adds a column named {added[0]}; {advice}")
+            yield name, table
     # `compare` has stored the curves with the test; other runs have only the events of the fit
     if not any(folder.glob(f"{TABLE}.csv*")) and (curves := training_curves(folder.parent)) is not None:
         yield TABLE, curves
