@@ -39,6 +39,7 @@ def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: 
     assert "2 runs: 0 finished, 2 to do" in capsys.readouterr().out
     assert len(list(config.parent.glob("runs/*/*/test/results.json"))) == 2  # the first test is kept
     assert sum(fits(config).values()) == 2
+    assert set(pd.read_csv(config.parent / "report/costs.csv")["parallel"]) == {2}  # at the fit, not at the last test
     assert run(config) == before
     assert "2 runs: 2 finished, 0 to do" in capsys.readouterr().out
 

@@ -224,6 +224,7 @@ def begin(run: PlannedRun, resumed: bool) -> None:
     """Write the description of a run into its folder, with the digests of the code of all processes that work on it.
 
     The digests of the plan are those of the first process, because the plan may be changed after the results are known.
+    ``parallel`` is the largest of all processes, because the speed of the fit depends on it.
 
     Args:
         run: The run.
@@ -231,7 +232,8 @@ def begin(run: PlannedRun, resumed: bool) -> None:
     """
     earlier = _begun(run) if resumed else {}
     code = yaml.safe_dump({"code": sorted({*earlier.get("code", []), package_digest()})})
-    run = replace(run, plan=run.plan | earlier.get("plan", {}))
+    parallel = max(run.parallel, earlier.get("parallel", 1))
+    run = replace(run, plan=run.plan | earlier.get("plan", {}), parallel=parallel)
     write(run.directory / RUN_FILE, run.description() + code)
 
 
@@ -257,7 +259,7 @@ def complete(run: PlannedRun) -> None:
         config = config | {PRECISION: flat(read_mapping(stored))[PRECISION]}
     about["run"] = {
         "config": with_class_names(config),
-        "cost": read_mapping(cost) | {"parallel": run.parallel} if cost.exists() else {},
+        "cost": read_mapping(cost) | {"parallel": _begun(run).get("parallel", run.parallel)} if cost.exists() else {},
         "data": run.data,
         "inputs": run.inputs,
         "test": with_class_names(flat(run.test)),
