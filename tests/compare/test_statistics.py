@@ -232,6 +232,9 @@ def test_loss_and_gain_have_a_figure_with_a_band_for_every_strategy_and_part() -
         assert [line.get_label() for line in ax.lines][:2] == ["KerpleLog", r" _ALiBi\$"]
         assert len(ax.collections) == 2
     assert chart.panels[0].across == "distance beyond the 64 tokens of the window"
+    windows = table().assign(window=lambda rows: rows["window"] + 64 * (rows["strategy"] == "KerpleLog"))
+    (loss,), (gain,) = (context_charts(windows, strategies, column) for column in ("loss", "gain"))
+    assert (loss.panels[0].mark, gain.panels[0].across) == (None, "distance beyond the tokens of the window")
     parts = pd.concat([table().assign(part="a"), table().assign(part="b")])
     assert [chart.name for chart in context_charts(parts, strategies, "gain")] == ["context-gain-a", "context-gain-b"]
 

@@ -202,12 +202,13 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
                 low, high = found.interval()
                 text = format_estimate("+.4f" if column == "gain" else ".4f", found.mean, low, high)
                 rows.append({"strategy": strategy, "x": x, "y": found.mean, "low": low, "high": high, "text": text})
-        points, window = pd.DataFrame(rows), int(of_part["window"].iloc[0])
+        points, windows = pd.DataFrame(rows), of_part["window"].unique()
         note = INTERVAL * (of_part["seed"].nunique() > 1)
         file, title = (f"-{part}", f", {part}") if part else ("", "")
         if column == "gain":
             file, title = f"context-gain{file}", f"Context gain by distance{title}"
-            panel = Panel("", points, f"distance beyond the {window} tokens of the window", log=True)
+            tokens = f"{windows[0]} tokens" if len(windows) == 1 else "tokens"
+            panel = Panel("", points, f"distance beyond the {tokens} of the window", log=True)
             top = max(0.005, points["y"][np.isfinite(points["y"])].max())
             ends = points[["y", "low", "high"]].min().min(), points[["y", "low", "high"]].max().max()
             limits = max(-3 * top, ends[0] - top / 20), min(4 * top, ends[1] + top / 20)
@@ -215,8 +216,10 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
             yield Chart(file, title, [panel], label, limits, note, zero=True)
         else:
             file, title = f"loss-by-position{file}", f"Loss by position{title}"
-            panel = Panel("", points, "position in the segment", mark=(window, "window"))
-            losses = points["y"][points["x"] >= window / 2]  # the first tokens have little context and a high loss
+            mark = (int(windows[0]), "window") if len(windows) == 1 else None
+            panel = Panel("", points, "position in the segment", mark=mark)
+            # the first tokens have little context and a high loss
+            losses = points["y"][points["x"] >= windows.min() / 2]
             ends = losses.min() - 0.1, min(losses.max(), losses.min() + 1) + 0.1
             label, bounds = "mean loss (nats per token)", ends if np.isfinite(ends[0]) else None
             yield Chart(file, title, [panel], label, bounds, note)
