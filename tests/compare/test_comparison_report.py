@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections import defaultdict
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -154,6 +156,10 @@ def test_figures_for_print_are_narrow_pdfs_of_the_chosen_strategies(runs: Runs, 
         pdf = (tmp_path / "one" / name).read_bytes()
         assert b"/MediaBox [ 0 0 234 169.2 ]" in pdf  # 3.25 inches of 72 points
         assert name not in again or pdf == (tmp_path / "two" / name).read_bytes()
+    parts = [full.assign(protocol=f"{part} full") for part in ("C", "C+", "C++")]
+    of_parts = replace(runs, training_lengths=defaultdict(lambda: 64))
+    write_print_figures(pd.concat([full, *parts]), of_parts, strategies, "KerpleLog", tmp_path / "parts")
+    assert len([*(tmp_path / "parts").glob("ppl-against-length-*.pdf")]) == 4
     ppl = summary[summary["metric"] == "ppl"]
     chart, *_ = metric_charts(ppl.assign(std=ppl["mean"] / 2), runs, "KerpleLog")
     figure = draw(chart, styles_of(ppl["strategy"]))

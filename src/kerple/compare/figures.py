@@ -1,6 +1,7 @@
 """Figures of a report as files: its charts drawn with Matplotlib."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -69,6 +70,7 @@ def write_print_figures(
     drawn = [chart for _, of in chosen.groupby("protocol", sort=False) for chart in metric_charts(of, runs, baseline)]
     for column in ("loss", "gain"):
         drawn += context_charts(runs.analyses.get("context_gain"), chosen["strategy"], column)
+    files = Counter[str]()
     with rc_context(PRINT):
         for chart in drawn:
             if chart.name:
@@ -76,7 +78,9 @@ def write_print_figures(
                 narrow(figure)
                 name = "-".join(filter(None, [chart.name, chart.panels[0].name]))
                 file = re.sub(r"[^\w.-]+", "_", name)  # labels may have slashes
-                figure.savefig(folder / f"{file}.pdf", metadata={"CreationDate": None})
+                files[file] += 1
+                number = f"_{files[file]}" * (files[file] > 1)  # other labels may give the same file
+                figure.savefig(folder / f"{file}{number}.pdf", metadata={"CreationDate": None})
 
 
 def styles_of(strategies: pd.Series) -> Styles:
