@@ -335,6 +335,7 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     for seed, sampling, blocks, precision in ((1235, "blocks", 12, "32-true"), (1236, "paper", 3, "bf16-mixed")):
         about = {
             "sampling": sampling,
+            "seed": 7,
             "precision": precision,
             "documents": 4,
             "overlapping": 2,
@@ -352,7 +353,7 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     differences = "; ".join(inconsistencies(read))
     assert "data: a | b (KerpleLog seed 1236)" in differences
     assert "devices: 1 | 8 (KerpleLog seed 1236)" in differences
-    assert "other text at each length" in differences
+    assert "shuffled segments (seed 7), other text at each length" in differences
     texts = "sha256 of the test text: 4d34d34d34d3 | 4d44d44d44d4 (KerpleLog seed 1236)"
     assert f"; full: {texts}" in differences
     assert differences.count(texts) == 1  # although the protocol windowed64 has the same text
@@ -364,3 +365,22 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
     tests = {part: write_run(tmp_path / part, "A", 1236, CURVES["ALiBi"], n) for part, n in blocks_of.items()}
     parts = [FinishedRun("A", 1236, test, part) for part, test in tests.items()]
     assert inconsistencies(read_runs(parts)) == []  # parts may have corpora of different sizes
+
+
+@pytest.mark.parametrize(
+    ("protocol", "option", "phrase"),
+    [
+        ("keep_first2", "window", "window of {} keys"),
+        ("gap8", "context", "context of {} tokens"),
+        ("no_context8", "context", "context of {} tokens"),
+    ],
+)
+def test_other_options_of_a_protocol_with_the_same_name_are_a_difference(protocol, option, phrase, tmp_path) -> None:
+    runs = []
+    for seed, value in zip(SEEDS, (4, 12), strict=False):
+        test = write_run(tmp_path / str(seed), "KerpleLog", seed, CURVES["KerpleLog"])
+        row = results_table.Row("ppl", protocol, 64, None, None, 9.0, 8)
+        results_table.add_to_results(test, "more", [row], {"split": "test", option: value})
+        runs.append(FinishedRun("KerpleLog", seed, test))
+    texts = (f"test split, {phrase.format(value)}" for value in (4, 12))
+    assert f"{protocol}: {' | '.join(texts)}" in inconsistencies(read_runs(runs))

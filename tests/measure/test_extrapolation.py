@@ -167,6 +167,8 @@ def test_sampling_of_the_paper_scores_different_segments_at_each_length(tmp_path
         window = 8 if name == "windowed" else None  # the training length
         assert entries(rows) == pytest.approx(segment_sums(data, length, [i * length for i in order], window), rel=1e-6)
     assert len(measured) == 4
+    about = results_table.read(tmp_path)[1]["evaluations"]["extrapolation"]
+    assert (about["seed"], about["window"]) == (3, 8)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ PROTOCOLS = {  # meaning of a protocol, by the beginning of its name
     "far_": "only the last k targets of each block are scored; own: the model reads the last L tokens of the block, "
     "where L is the length; none: it reads only the last T tokens, where T is the training length; foreign: it reads "
     "L - T tokens of another document, and then the last T tokens of the block; the name contains k",
+    "gap": "only the last k targets of a block are scored, and their positions follow those of its beginning after a "
+    "gap, which the length includes; the name contains k",
+    "no_context": "the targets of gap, without the beginning of the block; the name contains k",
     "niah": "retrieve a fact hidden in a text of the length",
 }
 DRAWN_ANALYSES = ("context_gain", "training")  # analyses that have charts instead of tables

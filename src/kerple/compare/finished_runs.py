@@ -250,10 +250,16 @@ def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
             where += f" ({others} of the split left out because of overlap with the training text)"
         for protocol in evaluation.get("protocols", ()):
             skip = evaluation.get("skip", 0) if protocol.startswith("sliding") else 0
+            # other protocols have these options in their names, or not at all; old results have neither window nor seed
+            window = evaluation.get("window") if protocol.startswith("keep_first") else None
+            context = evaluation.get("context") if protocol.startswith(("gap", "no_context")) else None
+            seed = f" (seed {evaluation['seed']})" if "seed" in evaluation else ""
             phrases = [
                 f"{evaluation['split']} split" if "split" in evaluation else "",
                 f"blocks of {evaluation['block']} targets" if "block" in evaluation and not is_paper else "",
-                "shuffled segments, other text at each length" if is_paper else "",
+                f"shuffled segments{seed}, other text at each length" if is_paper else "",
+                f"window of {window} keys" if window else "",
+                f"context of {context} tokens" if context else "",
                 where,
                 f"the first {skip} targets of a block are context only" if skip else "",
                 f"computed in {evaluation['precision']}" if "precision" in evaluation else "",

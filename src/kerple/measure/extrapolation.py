@@ -159,6 +159,7 @@ class Extrapolation(Measure):
         skipped = [entry for p in protocols for entry in skipped_lengths(self.lengths, network, p.label)]
         about |= {"strategy": network.name, "training_length": training_length, "split": text.split}
         about |= {"block": self.targets, "sampling": self.sampling, "documents": self.documents, "skip": self.skip}
+        about |= {"window": self.window or training_length, "seed": self.seed}
         about |= {"precision": runner.precision, "skipped": skipped}
         title = f"{network.name}: perplexity by evaluation length"
         gains = [] if gain is None else gain.compute()
