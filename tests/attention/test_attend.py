@@ -1,5 +1,6 @@
 """Implementations of attention against explicit attention in fp64, with gradients by autograd."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -29,6 +30,16 @@ def error(got: Tensor, expected: Tensor) -> float:
     """Return the relative error, or the absolute error if the expected value is 0 (gradients with a single key)."""
     size = expected.norm().item()
     return (got.double() - expected).norm().item() / (size if size > 1e-9 else 1.0)
+
+
+def compare_options(tensors: list[Tensor], grad: Tensor, spec: Callable[..., AttentionSpec], *options: str) -> None:
+    """Compare outputs and gradients in fp64. ``tensors`` are q, k, v and the arguments of ``spec``."""
+    results = []
+    for option in ("reference", *options):
+        leaves = [x.double().clone().requires_grad_() for x in tensors]
+        out = attend(*leaves[:3], spec(*leaves[3:]), option)
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+        torch.testing.assert_close(results[-1], results[0], atol=1e-12, rtol=1e-11)
 
 
 def compare(
@@ -131,35 +142,32 @@ def test_gradients_are_deterministic() -> None:
 
 def test_weights_new_scores_sinks_and_output_terms_in_blocks_are_those_of_explicit_attention() -> None:
     batch, heads, length, dim = 2, 3, 300, 8
-    q, k, v, grad = inputs(batch, heads, length, length, torch.float64, dim)
-    results = []
-    for attention in (attend_reference, attend):
-        leaves, generator = [x.clone().requires_grad_() for x in (q, k, v)], torch.Generator().manual_seed(3)
-        table, weight, gate, matrix, sink = (
-            torch.rand(*shape, dtype=torch.float64, generator=generator).requires_grad_()
-            for shape in (*[(heads, length)] * 3, (dim, dim), (batch, heads, length))
-        )
+    *qkv, grad = inputs(batch, heads, length, length, torch.float64, dim)
+    shapes = [*[(heads, length)] * 3, (dim, dim), (batch, heads, length)]
 
-        def modify_scores(s: Tensor, q_: Tensor, k_: Tensor, block: QueryKeyBlock, gate=gate, matrix=matrix):
+    def spec(table: Tensor, weight: Tensor, gate: Tensor, matrix: Tensor, sink: Tensor) -> AttentionSpec:
+        def modify_scores(s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> tuple[Tensor, Tensor]:
             gates = gate[:, block.queries.rows, None], gate[:, None, block.keys.rows]
-            new = s + (q_ @ matrix @ k_.transpose(-1, -2)) * gates[0] + gates[1]
+            new = s + (q @ matrix @ k.transpose(-1, -2)) * gates[0] + gates[1]
             return new, (s * block.seen).sum(-1) / 100
 
-        def add_to_output(p: Tensor, v_: Tensor, block: QueryKeyBlock, gate=gate) -> Tensor:
+        def add_to_output(p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
             gates = gate[:, block.queries.rows, None], gate[:, None, block.keys.rows]
-            return (p * block.seen * gates[1]) @ v_.square() * gates[0]
+            return (p * block.seen * gates[1]) @ v.square() * gates[0]
 
         functions = {"modify_scores": modify_scores, "add_to_output": add_to_output}
-        tensors = {"table": table, "score_scale": weight, "sink": sink, "keys": TokenPositions.arange(length)}
-        out = attention(*leaves, AttentionSpec(window=170, **tensors, **functions))
-        results.append([out, *torch.autograd.grad(out, (*leaves, table, weight, gate, matrix, sink), grad)])
-    torch.testing.assert_close(results[1], results[0])
+        keys = TokenPositions.arange(length)
+        return AttentionSpec(table=table, score_scale=weight, sink=sink, keys=keys, window=170, **functions)
+
+    compare_options([*qkv, *(torch.rand(*shape, dtype=torch.float64) for shape in shapes)], grad, spec, "auto")
 
 
-def forgotten(batch: int, heads: int, length: int, zeros: float) -> Tensor:
-    """Return cumulative sums of log gates, negated, (B, H, T) fp64. ``zeros`` is the fraction of gates that are 0."""
-    gates = torch.nn.functional.logsigmoid(torch.randn(batch, heads, length, dtype=torch.float64) + 1)
-    return -torch.where(torch.rand(gates.shape) < zeros, FORGOTTEN, gates).cumsum(-1)
+def forgotten(
+    batch: int, heads: int, length: int, zeros: float, start: float = 1.0, closed: float = FORGOTTEN
+) -> Tensor:
+    """Return cumulative sums of log gates, negated, (B, H, T) fp64. A fraction ``zeros`` of them are ``closed``."""
+    gates = torch.nn.functional.logsigmoid(torch.randn(batch, heads, length, dtype=torch.float64) + start)
+    return -torch.where(torch.rand(gates.shape) < zeros, closed, gates).cumsum(-1)
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.3])
@@ -182,14 +190,9 @@ def test_biases_of_keys_and_factors_in_tiles_are_those_of_explicit_attention(
     tensors = {"key_bias": forgotten(2, 3, 300, zeros), "table": torch.randn(3, 302).double()}
     tensors |= {"score_scale": torch.rand(3, 301).double(), "sink": torch.randn(3).double()}
     first_key = None if starts is None else first_keys(300, starts)[:, 300 - queries :]
-    results = []
-    for option in ("reference", "fused", "blocks"):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, *(tensors[name] for name in names))]
-        spec = AttentionSpec(window=window, first_key=first_key, **dict(zip(names, leaves[3:], strict=True)))
-        out = attend(*leaves[:3], spec, option)
-        results.append([out, *torch.autograd.grad(out, leaves, grad)])
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], atol=1e-12, rtol=1e-11)
+    build = partial(AttentionSpec, window=window, first_key=first_key)
+    leaves = [q, k, v, *(tensors[name] for name in names)]
+    compare_options(leaves, grad, lambda *x: build(**dict(zip(names, x, strict=True))), "fused", "blocks")
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -207,13 +210,9 @@ def test_a_table_that_is_one_row_for_all_heads_is_added(names: list[str], window
     q, k, v, grad = inputs(1, 3, 600, 600, torch.float64, 8)
     tensors = {"key_bias": forgotten(1, 3, 600, 0.3), "score_scale": torch.rand(3, 601).double()}
     row = -torch.rand(1, 602).double().cumsum(-1)
-    results = []
-    for option in ("reference", "fused"):
-        leaves = [x.clone().requires_grad_() for x in (q, k, v, row, *(tensors[name] for name in names))]
-        spec = AttentionSpec(table=leaves[3].expand(3, -1), window=window, **dict(zip(names, leaves[4:], strict=True)))
-        out = attend(*leaves[:3], spec, option)
-        results.append([out, *torch.autograd.grad(out, leaves, grad)])
-    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=1e-11)
+    build = partial(AttentionSpec, window=window)
+    leaves = [q, k, v, row, *(tensors[name] for name in names)]
+    compare_options(leaves, grad, lambda row, x: build(table=row.expand(3, -1), **{names[0]: x}), "fused")
 
 
 @pytest.mark.parametrize("extent", [0, 5])
@@ -228,16 +227,12 @@ def test_near_keys_and_far_keys_together_are_explicit_attention(
     tensors = {"table": torch.randn(4, 90), "score_scale": torch.rand(4, 90), "sink": torch.randn(4)}
     bias = [torch.randn(2, 4, queries, 3), torch.randn(3, extent + 1), torch.randn(extent + 1, 8)]
     first_key = None if starts is None else first_keys(90, starts)[:, 90 - queries :]
-    results = []
-    for option in ("reference", "fused", "blocks"):
-        leaves = [x.double().requires_grad_() for x in (q, k, v, *bias, *(tensors[name] for name in names))]
-        options = dict(zip(names, leaves[6:], strict=True)) | {"query_bias": tuple(leaves[3:5])}
-        keys = TokenPositions.arange(90)
-        spec = AttentionSpec(window=window, first_key=first_key, value_bias=leaves[5], keys=keys, **options)
-        out = attend(*leaves[:3], spec, option)
-        results.append([out, *torch.autograd.grad(out, leaves, grad)])
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], atol=1e-12, rtol=1e-11)
+
+    def spec(features: Tensor, curves: Tensor, value_bias: Tensor, *others: Tensor) -> AttentionSpec:
+        options = dict(zip(names, others, strict=True)) | {"query_bias": (features, curves), "value_bias": value_bias}
+        return AttentionSpec(window=window, first_key=first_key, keys=TokenPositions.arange(90), **options)
+
+    compare_options([q, k, v, *bias, *(tensors[name] for name in names)], grad, spec, "fused", "blocks")
 
 
 def test_biases_by_query_use_the_distances_of_positions_with_gaps() -> None:
@@ -260,8 +255,7 @@ def test_biases_by_query_use_the_distances_of_positions_with_gaps() -> None:
 def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: float, zeros: float) -> None:
     """The last queries see gates whose logarithms sum to as little as -170,000; fp32 has steps of 0.016 there."""
     q, k, v, _ = inputs(1, 1, 40, length, torch.float32, 8)
-    gates = torch.nn.functional.logsigmoid(torch.randn(1, 1, length, dtype=torch.float64) + start)
-    key_bias = -torch.where(torch.rand(gates.shape) < zeros, FORGOTTEN, gates).cumsum(-1)
+    key_bias = forgotten(1, 1, length, zeros, start)
     exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
     # nearly equal weights of 131,072 keys cancel: with some processors, torch has an error of 7e-6 without biases
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -274,8 +268,7 @@ def test_biases_of_keys_lose_no_precision_in_long_inputs(length: int, start: flo
 def test_biases_of_keys_lose_no_precision_between_near_keys(option: AttentionOption, largest: float) -> None:
     """Gates as at the start of training: the biases of a block of queries differ by about 100; or closed gates."""
     q, k, v, _ = inputs(1, 4, 400, 400, torch.float32, 32)
-    gates = torch.nn.functional.logsigmoid(torch.randn(1, 4, 400, dtype=torch.float64))
-    key_bias = -torch.where(torch.rand(gates.shape) < 0.1, largest, gates).cumsum(-1)
+    key_bias = forgotten(1, 4, 400, 0.1, start=0.0, closed=largest)
     exact = attend_reference(q, k, v, AttentionSpec(key_bias=key_bias))
     out = attend(q.float(), k.float(), v.float(), AttentionSpec(key_bias=key_bias), option)
     assert (out - exact).abs().max() < 2e-6

@@ -20,10 +20,20 @@ def _without_earlier_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_selection, "backends_used", {})
 
 
-def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = None, attention=attend) -> list[Tensor]:
+def forward_backward(inputs: list[Tensor], grad: Tensor, attention=attend, **options) -> list[Tensor]:
     """Return the output and the gradients of q, k, v and the table."""
-    out = attention(*inputs[:3], AttentionSpec(table=inputs[3], window=window))
+    out = attention(*inputs[:3], AttentionSpec(table=inputs[3], **options))
     return [out, *torch.autograd.grad(out, inputs, grad)]
+
+
+def compare_with_fp64(inputs: list[Tensor], grad: Tensor, window: int | None, **options) -> None:
+    results = forward_backward(inputs, grad, window=window, **options)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    expected = forward_backward(exact, grad.double(), attend_reference, window=window, **options)
+    for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), results, expected, strict=True):
+        # with a window of 1, the softmax of one score has no gradient, only rounding errors
+        size = theirs.norm().maximum(grad.double().norm()) if window == 1 else theirs.norm()
+        assert (ours.double() - theirs).norm() <= TOLERANCE[grad.dtype] * size, name
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["contiguous", "view"])
@@ -33,30 +43,15 @@ def forward_backward(inputs: list[Tensor], grad: Tensor, window: int | None = No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_out_dq_dk_dv_and_dtable_are_those_of_fp64(dtype, dim, length, window, view, device) -> None:
     inputs, grad = tensors(length, HEADS, HEADS, dim, dim, dtype, view, device)
-    results = forward_backward(inputs, grad, window)
+    compare_with_fp64(inputs, grad, window)
     assert [b.name for b in backend_selection.backends_used] == ["flex" if device.type == "cuda" else "tiles"]
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    expected = forward_backward(exact, grad.double(), window, attend_reference)
-    for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), results, expected, strict=True):
-        # with a window of 1, the softmax of one score has no gradient, only rounding errors
-        size = theirs.norm().maximum(grad.double().norm()) if window == 1 else theirs.norm()
-        assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * size, name
 
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("length", [127, 600, 2048])
 def test_documents_are_attended_separately(length: int, window: int | None, device) -> None:
     inputs, grad = tensors(length, HEADS, HEADS, 64, 64, torch.bfloat16, True, device)
-    first_key = first_keys(length, [[0, 3, 100, length // 2], [0]], device)
-    results = []
-    for attention, leaves in (
-        (attend, inputs),
-        (attend_reference, [x.detach().double().requires_grad_() for x in inputs]),
-    ):
-        out = attention(*leaves[:3], AttentionSpec(table=leaves[3], window=window, first_key=first_key))
-        results.append([out, *torch.autograd.grad(out, leaves, grad.to(out.dtype))])
-    for name, ours, theirs in zip(("out", "dq", "dk", "dv", "dtable"), *results, strict=True):
-        assert (ours.double() - theirs).norm() <= 2e-2 * theirs.norm(), name
+    compare_with_fp64(inputs, grad, window, first_key=first_keys(length, [[0, 3, 100, length // 2], [0]], device))
 
 
 @pytest.mark.parametrize("groups", [1, 2])
