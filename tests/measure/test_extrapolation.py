@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import EMAWeightAveraging
 from pytorch_lightning.strategies import ModelParallelStrategy
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
 from kerple.base.errors import UserError
 from kerple.measure import loss_metrics, results_table
@@ -22,7 +23,7 @@ from kerple.measure.far_context import FarContext
 from kerple.measure.measure import Measure
 from kerple.measure.task_accuracy import TaskAccuracy
 from kerple.positions import NoPE
-from kerple.positions.visibility import EVERYTHING, Visibility
+from kerple.positions.visibility import Visibility
 from kerple.training.language_model import LanguageModel
 from kerple.training.measure_callback import MeasureCallback
 from tests.toy import RandomText, small_model, trainer
@@ -56,25 +57,23 @@ def entries(rows: pd.DataFrame, column: str = "sum", metric: str = "ppl") -> lis
 
 
 @torch.no_grad()
-def segment_sums(data: RandomText, length: int, starts: list[int], window: int | None = None) -> list[float]:
-    """Return the losses of the untrained model, summed over segments of the test split."""
-    tokens = torch.stack([data.streams["test"][start : start + length + 1] for start in starts])
-    return model_of().eval().network.losses(tokens, visibility=Visibility(window)).double().sum(1).tolist()
+def segment_losses(data: RandomText, start: int, length: int, window: int | None = None) -> Tensor:
+    """Return the losses of the untrained model in a segment of the test split, (length,), by a softmax in fp64."""
+    tokens = data.streams["test"][start : start + length + 1]
+    logits = model_of().eval().network(tokens[None, :-1], Visibility(window))[0].double()
+    return torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none")
 
 
 def test_sums_equal_a_loop_over_segments(tmp_path: Path) -> None:
     data = RandomText(tokens=200)
     measured = run(tmp_path, Extrapolation([8, 16, 32], ["full", "windowed"], window=4), data=data)
     assert list(measured) == [(name, n) for name in ("full", "windowed") for n in (8, 16, 32)]
-    network, stream = model_of().eval().network, data.streams["test"]
-    blocks = (200 - 1) // 32
+    stream, blocks = data.streams["test"], (200 - 1) // 32
     for (name, length), rows in measured.items():
         total, text_bytes = [0.0] * blocks, 0
         for start in range(0, blocks * 32, length):
-            inputs, targets = stream[start : start + length], stream[start + 1 : start + length + 1]
-            with torch.no_grad():
-                logits = network(inputs[None], Visibility(4 if name == "windowed" else None))[0].double()
-            total[start // 32] += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            total[start // 32] += float(segment_losses(data, start, length, 4 if name == "windowed" else None).sum())
+            targets = stream[start + 1 : start + length + 1]
             text_bytes += sum(int(target) % 5 for target in targets)  # as `RandomText.token_bytes`
         assert entries(rows) == pytest.approx(total, rel=1e-6)
         assert entries(rows, "count") == [32] * blocks
@@ -89,14 +88,8 @@ def test_context_gain_equals_a_loop_over_segments_with_standard_errors(tmp_path:
     data = RandomText(tokens=300)  # 2 blocks of 128
     run(tmp_path, Extrapolation([8, 32], ["full", "windowed"], window=8, block_length=128), data=data)
     table = pd.read_csv(tmp_path / "context_gain.csv")
-    network, stream = model_of().eval().network, data.streams["test"]
-    losses = []
-    for start in range(0, 256, 32):
-        inputs, targets = stream[start : start + 32], stream[start + 1 : start + 33]
-        with torch.no_grad():
-            logits = [network(inputs[None], visibility)[0].double() for visibility in (EVERYTHING, Visibility(8))]
-        losses.append([torch.nn.functional.cross_entropy(x, targets, reduction="none") for x in logits])
-    full, windowed = (torch.stack(rows).numpy() for rows in zip(*losses, strict=True))  # (8 segments, 32 positions)
+    losses = [[segment_losses(data, start, 32, window) for start in range(0, 256, 32)] for window in (None, 8)]
+    full, windowed = (torch.stack(rows).numpy() for rows in losses)  # (8 segments, 32 positions)
     assert table["first"].tolist() == list(range(0, 32, 2))
     assert set(table["segments"]) == set(table["window"]) == {8}
     for name, by_position in (("loss", full), ("gain", windowed - full)):
@@ -165,7 +158,8 @@ def test_sampling_of_the_paper_scores_different_segments_at_each_length(tmp_path
     for (name, length), rows in measured.items():
         order = torch.randperm((400 - 1) // length, generator=torch.Generator().manual_seed(3))[:9].tolist()
         window = 8 if name == "windowed" else None  # the training length
-        assert entries(rows) == pytest.approx(segment_sums(data, length, [i * length for i in order], window), rel=1e-6)
+        expected = [float(segment_losses(data, i * length, length, window).sum()) for i in order]
+        assert entries(rows) == pytest.approx(expected, rel=1e-6)
     assert len(measured) == 4
     about = results_table.read(tmp_path)[1]["evaluations"]["extrapolation"]
     assert (about["seed"], about["window"]) == (3, 8)
@@ -183,7 +177,7 @@ def test_blocks_lie_inside_documents_that_overlap_little_with_the_training_text(
     overlaps = [0.9, 0.7, 1.0, 0.5, 0.95, 0.0]
     data.table = pd.DataFrame({"document": list("abcdef"), "group": list("xyxyzz"), "overlap": overlaps})
     measured = run(tmp_path, Extrapolation([8, 32], documents=True, overlap=overlap), data=data)
-    expected = [sum(segment_sums(data, 32, block_starts)) for block_starts in starts]
+    expected = [sum(float(segment_losses(data, start, 32).sum()) for start in block_starts) for block_starts in starts]
     assert entries(measured["full", 32]) == pytest.approx(expected, rel=1e-6)
     assert {sum(entries(rows, "count")) for rows in measured.values()} == {sum(map(len, starts)) * 32}
     about = results_table.read(tmp_path)[1]["evaluations"]["extrapolation"]

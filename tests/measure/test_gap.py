@@ -8,10 +8,8 @@ import torch
 from kerple.base.errors import UserError
 from kerple.data.evaluation_text import Text
 from kerple.hf.adapter import hugging_face_network
-from kerple.hf.translation_from_transformers import read_family
 from kerple.measure.gap import GapCurve, _remaining_fraction
-from kerple.model.stored_model import build_transformer, copy_weights
-from tests.hf.tiny import LENGTH, VOCABULARY, tiny
+from tests.hf.tiny import LENGTH, VOCABULARY, our_network, tiny
 from tests.probe.models import build
 
 CONTEXT, K, GAP = 20, 8, 40
@@ -24,9 +22,7 @@ TOKENS = torch.randint(1, VOCABULARY, (2, CONTEXT + K + 1), generator=torch.Gene
 @torch.inference_mode()
 def test_losses_with_a_gap_equal_transformers_with_position_ids(family, bos):
     model = tiny(family)
-    stored = read_family(model.config, model.state_dict())
-    ours = build_transformer(stored.model).eval()
-    copy_weights(ours, stored)
+    ours = our_network(model)
     ours.bos = bos
     inputs = TOKENS[:, :-1] if bos is None else torch.nn.functional.pad(TOKENS[:, :-1], (1, 0), value=bos)
     ids = torch.arange(inputs.shape[1]) + torch.nn.functional.pad(OFFSET, (inputs.shape[1] - len(OFFSET), 0))
