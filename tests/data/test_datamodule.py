@@ -43,14 +43,17 @@ def rows(*loaders: object) -> Tensor:
     return torch.cat([batch["tokens"] for step in zip(*loaders, strict=True) for batch in step])  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("data", [{}, {"packing": "best_fit", "mask_documents": True, "length": 90}])
 @pytest.mark.parametrize(("ranks", "accumulate", "size", "workers"), [(2, 1, 4, 0), (4, 2, 1, 0), (1, 1, 8, 2)])
-def test_samples_have_the_order_of_a_single_device(module, ranks, accumulate, size, workers):
-    state, expected = torch.get_rng_state(), rows(module().train_dataloader())
-    options = {"accumulate": accumulate, "batch_size": size, "workers": workers}
+def test_samples_have_the_order_of_a_single_device(module, capsys, data, ranks, accumulate, size, workers):
+    state, expected = torch.get_rng_state(), rows(module(**data).train_dataloader())
+    assert capsys.readouterr().err.count("best fit: ") == bool(data)
+    options = {"accumulate": accumulate, "batch_size": size, "workers": workers} | data
     loaders = [module(rank, ranks, **options).train_dataloader() for rank in range(ranks)]
-    assert expected.shape == (6 * 8, LENGTH + 1)
+    assert expected.shape == (6 * 8, data.get("length", LENGTH) + 1)
     assert torch.equal(rows(*loaders), expected)
-    assert not torch.equal(rows(module(seed=3).train_dataloader()), expected)
+    assert capsys.readouterr().err.count("best fit: ") == bool(data)
+    assert not torch.equal(rows(module(seed=3, **data).train_dataloader()), expected)
     assert torch.equal(torch.get_rng_state(), state)  # the model's random numbers do not change
 
 

@@ -11,7 +11,6 @@ from kerple.base.errors import UserError
 from kerple.data.documents import Documents
 from kerple.data.order import SectionOrder
 from kerple.data.packing import PackedSamples, best_fit
-from tests.data.test_datamodule import module, rows  # noqa: F401 (a fixture)
 
 END = 99
 
@@ -131,14 +130,3 @@ def test_with_sections_each_shard_is_packed_separately():
 def test_a_split_without_documents_is_refused():
     with pytest.raises(UserError, match=r"^data.packing: got best_fit without a training document, expected a larger"):
         packed([])
-
-
-@pytest.mark.parametrize(("ranks", "size", "workers"), [(2, 4, 0), (1, 8, 2)])
-def test_packed_samples_have_the_order_of_a_single_device(module, capsys, ranks, size, workers):  # noqa: F811
-    options = {"packing": "best_fit", "mask_documents": True, "length": 90}
-    expected = rows(module(batch_size=8, **options).train_dataloader())
-    assert capsys.readouterr().err.count("best fit: ") == 1
-    made = [module(r, ranks, batch_size=size, workers=workers, **options).train_dataloader() for r in range(ranks)]
-    assert torch.equal(rows(*made), expected)
-    assert capsys.readouterr().err.count("best fit: ") == 1
-    assert not torch.equal(rows(module(batch_size=8, seed=3, **options).train_dataloader()), expected)
