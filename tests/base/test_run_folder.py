@@ -66,7 +66,8 @@ def test_a_failed_start_removes_only_its_own_new_folder(tmp_path):
         unlock(remove_new=True)
         assert sorted(path.name for path in folder.glob("*")) == left
     (tmp_path / "file").touch()
-    for impossible in (Path("/proc/nowhere/run"), tmp_path / "file" / "run"):  # reported before the run starts
+    # reported before the run starts
+    for impossible in (Path("/proc/nowhere/run"), Path("/proc/nowhere"), tmp_path / "file" / "run"):
         with pytest.raises(UserError, match=rf"output: {impossible} cannot be written to \(N"):
             fit_directory(impossible, None)
 

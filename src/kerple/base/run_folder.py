@@ -1,5 +1,6 @@
 """Folders of runs: a run locks the folder that it writes to, and never overwrites an earlier run."""
 
+import errno
 import fcntl
 import json
 import os
@@ -185,15 +186,18 @@ def _is_empty(path: Path) -> bool:
 
 def _make_and_lock(path: Path, *skipped: str) -> str | None:
     """Make a folder if it is missing, and lock it. Return None, or the process that already holds the lock."""
+    made = False
     try:
         os.fspath(path).encode()
         path.mkdir(parents=True, exist_ok=True)
+        made = True
         refuse_links_out("output", path, *skipped)
         file = lock(path.absolute() / LOCK)
     except UnicodeError as error:
         raise UserError(f"output: got {str(path)!r}, expected a UTF-8 path; choose another folder") from error
     except OSError as error:
-        if error.errno not in NO_FOLDER and path.parent.is_dir():
+        removed = made and error.errno == errno.ENOENT  # by another run
+        if removed or (error.errno not in {*NO_FOLDER, errno.ENOENT} and path.parent.is_dir()):
             error.filename = str(path)
             raise
         raise UserError(f"output: {path} cannot be written to ({error.strerror}); choose another folder") from error
