@@ -105,7 +105,9 @@ def test_weights_fit_a_larger_vocabulary_and_no_other_size():
     assert torch.equal(network.embedding.weight, torch.cat([theirs.model.embed_tokens.weight, new_rows]))
     too_small = "got shape .96, 48. for embedding.weight, expected .50, 48..*set data.vocabulary to 96"
     other_width = "got shape .64, 48. for blocks.0.mlp.gate.weight, expected .32, 48."
-    for changes, message in (({"vocabulary": 50}, too_small), ({"hidden": 32}, other_width)):
+    other_dim = "got shape .96, 48. for embedding.weight, expected .96, 24.; use the model options with which"
+    wrong = [({"vocabulary": 50}, too_small), ({"hidden": 32}, other_width), ({"dim": 24}, other_dim)]
+    for changes, message in wrong:
         network = build_transformer(stored.model | changes)
         before = {name: value.clone() for name, value in network.state_dict().items()}
         with pytest.raises(ValueError, match=message):

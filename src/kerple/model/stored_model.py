@@ -164,7 +164,7 @@ def copy_weights(network: Transformer, source: StoredModel) -> CopiedWeights:
             advice = "use the model options with which the weights were trained"
             if name.startswith("positions."):
                 advice = f"set data.length to the training length {source.model['length']}, or change model.position"
-            elif name in VOCABULARY_ROWS and stored is not None:
+            elif name in VOCABULARY_ROWS and stored is not None and stored.shape[1:] == value.shape[1:]:
                 advice = f"set data.vocabulary to {len(stored)}"
             raise UserError(f"weights: got {given} for {name}, expected {tuple(value.shape)}; {advice}")
         copied[name] = stored
