@@ -201,7 +201,7 @@ def test_parts_that_do_not_fit_are_errors(prepared, second, tmp_path, documents)
         ValueError, match=r"^data\.mixture: got .* with data.split_fractions \[0.6, .* expected \[0.8, "
     ):
         start(mixture={str(fractions): 1.0})
-    with pytest.raises(ValueError, match=r"run `python run.py prepare` first"):
+    with pytest.raises(ValueError, match=r"run `python run.py prepare` first, or set the folder as seen from /"):
         start(mixture={str(tmp_path / "none"): 1.0})
     expected = r"^data\.mixture: got .*\[99999:\], which has no tokens for training, expected parts with documents"
     with pytest.raises(ValueError, match=expected):

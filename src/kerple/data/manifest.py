@@ -116,7 +116,8 @@ def read_manifest(directory: str | Path, content: bytes | None = None) -> Manife
             given = f"format {version}, end_of_text {manifest.end_of_text} and vocabulary {manifest.vocabulary}"
             raise ValueError(f"got {given}, expected format 4 or {FORMAT} and end_of_text below vocabulary")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); run `python run.py prepare` first") from error
+        advice = f"run `python run.py prepare` first, or set the folder as seen from {Path.cwd()}"
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {advice}") from error
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: is not a manifest ({error!r}); {COPY}") from error
     return manifest
