@@ -35,6 +35,16 @@ def build(groups): ...
 class Data(LightningDataModule):
     vocabulary = 9
     def __init__(self, length: int = 4): self.length = length
+from kerple.measure.measure import Measure
+from kerple.tasks import Copy
+from torch.optim import SGD
+class Shards(LightningDataModule):
+    def __init__(self, vocabulary: int, length: int): open("nowhere.bin")
+class Words(Copy):
+    def __init__(self, symbols: int = 2): "ab"[symbols]
+class Probe(Measure):
+    measure = None
+    def __init__(self): {}["blocks"]
 """
 
 
@@ -60,6 +70,9 @@ def config(folder, **sections):
         (["--model.position=ours.Unbuilt"], ["ours.py:10: KeyError: 'rate'"]),
         (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"]),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
+        (["--data=ours.Shards"], ["ours.py:20: FileNotFoundError", "nowhere.bin"]),
+        (["--data.task=ours.Words"], ["ours.py:22: IndexError: string index out of range"]),
+        (["--trainer.callbacks=ours.Probe"], ["ours.py:25: KeyError: 'blocks'"]),
         (["--data=ours.Data"], ["data: got ours.Data, whose __init__ has no vocabulary, expected the arguments"]),
         (["--data.seed=-1"], ["data.seed: got -1"]),
         (["--model.optimizer=ours.build"], ["model.optimizer: got ", "expected a mapping of options, or a class"]),

@@ -13,7 +13,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from kerple.base.errors import UserError, compiler_error, describe
+from kerple.base.errors import UserError, compiler_error, describe, user_location
 
 # classes of other packages that an option selects, with this option
 OPTIONS: dict[type, str] = {
@@ -77,6 +77,8 @@ def original_errors(parser: ArgumentParser) -> Iterator[None]:
                 mistakes.append(UserError(f"{kind.__name__}: {error}"))
             elif foreign := foreign_error(error):
                 mistakes.append(foreign)
+            elif user_location(error):
+                mistakes.append(UserError(describe(error)))
             raise
 
     # The parser uses the first instantiator that fits a class. If `LightningCLI` has added instantiators, that of the
