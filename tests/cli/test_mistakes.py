@@ -45,6 +45,8 @@ class Words(Copy):
 class Probe(Measure):
     measure = None
     def __init__(self): {}["blocks"]
+class Required(SGD):
+    def __init__(self, params, lr: float, momentum: float = 0.9): super().__init__(params, lr, momentum)
 """
 
 
@@ -75,6 +77,10 @@ def config(folder, **sections):
         (["--trainer.callbacks=ours.Probe"], ["ours.py:25: KeyError: 'blocks'"]),
         (["--data=ours.Data"], ["data: got ours.Data, whose __init__ has no vocabulary, expected the arguments"]),
         (["--data.seed=-1"], ["data.seed: got -1"]),
+        (
+            ["--model.optimizer=ours.Required", "--model.optimizer.lr=0.5"],
+            ["lr: got 0.5, which has no effect"],
+        ),
         (["--model.optimizer=ours.build"], ["model.optimizer: got ", "expected a mapping of options, or a class"]),
         (["--trainer.callbacks={class_path: Extrapolation, init_args: {lengths: [9]}}"], ["Extrapolation: data: got"]),
         (["--data=TokenShards", "--data.corpus=nowhere"], ["data.corpus: got 'nowhere'"]),

@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import FSDPStrategy
 
+from kerple.training import language_model
 from kerple.training.language_model import LanguageModel, lr_multiplier
 from tests.toy import ToyData, small_model, trainer
 
@@ -34,13 +35,16 @@ def test_the_learning_rate_rises_linearly_then_falls_to_its_final_fraction(name:
     assert rates == pytest.approx([0.1 * (1 + step) for step in range(10)] + fall, rel=1e-6)
 
 
-def test_an_optimiser_and_a_schedule_by_class_get_our_groups_and_rate(tmp_path: Path) -> None:
+def test_an_optimiser_and_a_schedule_by_class_get_our_groups_and_rate(tmp_path: Path, monkeypatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(language_model, "rank_zero_info", printed.append)
     sgd, steps = partial(torch.optim.SGD, momentum=0.9), partial(torch.optim.lr_scheduler.StepLR, step_size=2)
     _, run = fit_toy(tmp_path, 4, optimizer=sgd, schedule=steps, lr=0.5, weight_decay=0.1)
     assert isinstance(run.optimizers[0], torch.optim.SGD)
     matrices, vectors = run.optimizers[0].param_groups
     assert (matrices["weight_decay"], vectors["weight_decay"], matrices["momentum"]) == (0.1, 0.0, 0.9)
     assert [matrices["lr"], vectors["lr"]] == pytest.approx([0.005, 0.005])  # a tenth after every second step
+    assert printed == ["model.optimizer: SGD with lr 0.5 (model.lr) and weight_decay 0.1 (model.weight_decay)"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, Literal, cast
 
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import FSDPStrategy, ModelParallelStrategy
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -247,9 +248,12 @@ class LanguageModel(LightningModule):
             for name in ("lr", "weight_decay"):
                 parameter, value = signature(type(optimiser)).parameters.get(name), optimiser.defaults.get(name)
                 default = None if parameter is None else parameter.default
-                if default not in (None, Parameter.empty) and value not in (default, getattr(self, name)):
+                if default is not None and value not in (None, default, getattr(self, name)):
                     given = f"got {value}, which has no effect"
                     raise UserError(f"model.optimizer.{name}: {given}; set model.{name} instead")
+            # the default of a class may have been given on purpose
+            used = f"lr {self.lr:g} (model.lr) and weight_decay {self.weight_decay:g} (model.weight_decay)"
+            rank_zero_info(f"model.optimizer: {type(optimiser).__name__} with {used}")
         else:
             kind: Any = Muon if self.muon else torch.optim.AdamW
             # with 16-mixed, a fused optimiser would unscale the gradients only in its step, after they are clipped
