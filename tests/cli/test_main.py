@@ -194,6 +194,19 @@ def test_auto_precision_is_stored_resolved_and_not_emulated_in_a_test(toy, monke
     assert yaml.safe_load((run / "config-resumed-1.yaml").read_text())["trainer"]["precision"] == "bf16-mixed"
 
 
+def test_a_module_of_the_current_folder_precedes_one_next_to_the_program(tmp_path, monkeypatch):
+    here, program = tmp_path / "here", tmp_path / "program"
+    for folder in (here, program):
+        folder.mkdir()
+        (folder / "sits_in_both.py").write_text(f"FOLDER = {str(folder)!r}")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "argv", [str(program / "run.py"), "help"])
+    monkeypatch.setattr(sys, "path", [str(program), *sys.path])
+    main(["help"])
+    found = import_module("sits_in_both").FOLDER
+    assert found == str(here)
+
+
 def test_a_strategy_of_the_current_folder_is_found_without_it_on_the_path(tmp_path, monkeypatch):
     (tmp_path / "my_own_strategy.py").write_text("from kerple.positions import ALiBi\n\n\nclass Mine(ALiBi): pass\n")
     monkeypatch.chdir(tmp_path)

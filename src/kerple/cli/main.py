@@ -72,7 +72,9 @@ def main(arguments: list[str] | None = None) -> None:
         arguments = sys.argv[1:]
         _prepare_process()
     if os.getcwd() not in sys.path:  # for users' own strategies; `python run.py` has the folder in the path already
-        sys.path.append(os.getcwd())  # at the end, so that its files do not replace libraries
+        # at the end, so that its files do not replace libraries, but before the files next to run.py elsewhere
+        of_program = [sys.path.pop(0)] if sys.path[0] == os.path.dirname(os.path.abspath(sys.argv[0])) else []
+        sys.path += [os.getcwd(), *of_program]
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "15")  # in a file, each update of a progress bar is a line
     debug, arguments = _take_debug(arguments)
