@@ -214,6 +214,8 @@ def test_mistakes_in_configuration_files(sections, part, tmp_path, capsys):
         (["plan", "--weights=./none"], "error: weights: got './none'"),
         (["plan", "--config=configs/paper.yaml", "--devices=8,64"], "devices: got 64, expected at most 32"),
         (["predikt"], "did you mean predict?"),
+        (["fit", f"--config={__file__}"], f"error: {__file__}: "),
+        (["fit", "--trainer.max_steps=1"], "error: the following arguments are required: --model.position, --data"),
         (["test", "--ckpt_path=run.py", "--weights=x"], "weights: got x"),
         (["prepare", "--data=kerple.tasks.TaskData", "--data.task=Copy", "--data.length=100"], "no shards to prepare"),
         (["prepare", "--data.corpus=none", "--address=a:1"], "prepare: address: got a:1 without Ray, expected --eng"),

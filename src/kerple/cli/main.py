@@ -9,13 +9,14 @@ from argparse import ArgumentError
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from kerple.base.errors import UserError, describe, machine_error, require, unknown, user_location
 from kerple.base.processor_cores import measure_load
 from kerple.base.run_folder import unlock
 from kerple.config import DESCRIPTION, PROGRAM
-from kerple.config.files import FILE_OPTIONS, with_shipped_configs
+from kerple.config.files import FILE_OPTIONS, read_mapping, with_shipped_configs
 
 DEMO = ["compare", "--config", "configs/compare/demo.yaml", "--parallel", "2"]
 COMMANDS = {
@@ -168,6 +169,8 @@ def _run_command(arguments: list[str]) -> None:
     for option, value in pairwise(parts):  # checked before imports that take seconds
         if option in FILE_OPTIONS and value.endswith((".yaml", ".yml")) and not os.path.exists(value):
             raise UserError(f"{option}: got {value}, which does not exist; expected the path of a configuration file")
+        if option in FILE_OPTIONS[:2] and os.path.isfile(value):
+            read_mapping(Path(value))  # whose error names the file
         if option == "--model.position" and value.isidentifier():
             names = import_module("kerple.positions").names()
             if value not in names:

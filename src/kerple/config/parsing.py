@@ -23,7 +23,8 @@ BOOLEANS = ("true", "false", "yes", "no", "on", "off")  # values of a switch
 STRATEGY = re.compile(r'key "model\.position":.*?(?: class: (.*?)\. Got value| path string): (.*)')
 NO_STRATEGY = re.compile(r"Expected '([\w.]+)' to be a class that instantiates into")
 OPTION = re.compile(r"(?:accept (?:option|nested key) '|(?:option|key) '(?=[\w.-]+' is not))([\w.-]+)", re.I)
-MISSING = re.compile(r"the following arguments are required: ([\w, ]+?)(?= Given| - |$)")
+REQUIRED = "the following arguments are required: "
+MISSING = re.compile(rf"{REQUIRED}([\w, ]+?)(?= Given| - |$)")
 CLASS = re.compile(r"class_path[= ]'([\w.]+)'")
 
 # Patterns for messages about a value: names of the options from the outermost to the innermost, values, a value inside
@@ -88,6 +89,9 @@ def _error_message(message: str, parser: ArgumentParser) -> str:
     names = cast("Any", re.findall(r"--([\w.-]+)", parser.format_help()))
     if message.startswith("unrecognized arguments: "):
         misspelt = re.findall(r" --([\w.-]+)", message)
+    elif message.startswith(REQUIRED):  # the parser puts a subcommand before the names of its options
+        required = message.removeprefix(REQUIRED).replace(f"{parser.prog.split()[-1]}.", "").split(", ")
+        return REQUIRED + ", ".join(f"--{name}" if name in names else name for name in required)
     elif (option := OPTION.search(message)) and option[1] not in KEY.findall(message):
         misspelt = [option[1]]
         message = re.sub("^Option '(.+)' is not accepted$", r"\1 is not an option of this command", message)
