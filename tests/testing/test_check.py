@@ -261,6 +261,14 @@ FutureQueries = sketch(
 Weighted = sketch(score_scale=lambda self, distance: torch.ones(4, len(distance)))
 # its bias is fp32, of distances in bf16
 Truncated = sketch(bias=lambda self, distance: -distance.bfloat16().log1p().float().expand(4, -1))
+# positions are rounded if the input is bf16: in the embeddings, in the angles of keys, or in the distances
+RoundedEmbedding = sketch(embed=lambda self, x, positions: x + (positions.ids.to(x.dtype) / 5).sin()[:, None])
+RoundedAngles = sketch(
+    transform_qk=lambda self, q, k, state, positions: (q, k * (positions.ids.to(k.dtype) / 5).cos()[:, None])
+)
+RoundedDistances = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance.to(q.dtype).float())
+# its states are bf16 if the input is bf16
+RoundedStates = sketch(token_state=lambda self, x, positions, past: (x / 3)[:, None])
 # rotates keys by their index in the sequence, not by their position
 RowRotated = sketch(
     transform_qk=lambda self, q, k, state, positions: (q, k * torch.cos(positions.rows / 10)[-k.shape[2] :, None])
@@ -314,6 +322,15 @@ WRONG: list[tuple[Any, Property, str]] = [
     (HalvedKeys, fp32_computation.hooks_in_fp32, r"key_bias is torch\.bfloat16"),
     (HalvedQueries, fp32_computation.hooks_in_fp32, r"features is torch\.bfloat16"),
     (HalvedValues, fp32_computation.hooks_in_fp32, r"value_bias is torch\.bfloat16"),
+    *(
+        (strategy, fp32_computation.hooks_in_fp32, f"^{what} for bf16 input has a relative error of ")
+        for what, strategy in {
+            "embed": RoundedEmbedding,
+            "k": RoundedAngles,
+            "scores": RoundedDistances,
+            "token_state": RoundedStates,
+        }.items()
+    ),
     *((x, fp32_computation.no_rounded_products, "may round it") for x in (RoundedKeys, RoundedQueries, RoundedValues)),
     *((x, forward_pass.no_dependence_on_later_tokens, "before a changed token") for x in (FutureKeys, FutureQueries)),
     (Truncated, fp32_computation.no_rounded_products, r"returns torch\.bfloat16; compute in fp32"),
