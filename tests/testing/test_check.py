@@ -170,6 +170,16 @@ class Counting(Sketch):
         return s * self.calls
 
 
+class Kept(Sketch):
+    """Keeps a factor of each query on itself, which the next layer replaces."""
+
+    def token_state(self, x: Tensor, positions: Any, past: Tensor | None) -> None:
+        self.factor = first_features(self, x, positions, past).sigmoid()
+
+    def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
+        return s * self.factor[:, :, block.queries.rows]
+
+
 class WarmUp(Sketch):
     """The number of its training passes, which its bias reads, is in no checkpoint."""
 
@@ -346,6 +356,7 @@ WRONG: list[tuple[Any, Property, str]] = [
     (Valued, parameters.building_without_values, "reads a value of a tensor when it is built: "),
     (Compiled, forward_pass.torch_compile, "logits compiled by eager"),
     (Counting, parameters.activation_checkpointing, "differs with activation checkpointing"),
+    (Kept, parameters.blocks_computed_again, "differs if blocks of queries are computed again"),
     (Unlimited, parameters.ranges_of_parameters, "rate is outside 0.01 to "),
     (Converted, fp32_computation.parameters_in_fp32, r"parameter is torch\.bfloat16"),
     (Counted, fp32_computation.training_in_bf16_mixed, "parameter has no gradient"),

@@ -27,20 +27,29 @@ QUERIES_AT_ONCE = 128
 LARGEST_STORED = 2**22  # largest number of scores of a call (16 MiB in fp32) that is stored for the backward pass
 
 
-def attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, queries_at_once: int | None = None) -> Tensor:
+def attend_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec,
+    queries_at_once: int | None = None,
+    largest_stored: int | None = None,
+) -> Tensor:
     """Causal attention with all modifications of `AttentionSpec`, on any device.
 
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. A block has at most
-    ``queries_at_once`` queries; None is `QUERIES_AT_ONCE`. Scores and softmax are fp32 (fp64 for fp64 input).
-    Probabilities are cast to the dtype of ``v``. A query is compared with all keys up to the end of its block. With a
-    window and without ``spec.first_keys``, these are at most as many keys as window and block have together.
+    ``queries_at_once`` queries; None is `QUERIES_AT_ONCE`. At most ``largest_stored`` scores are stored in training;
+    None is `LARGEST_STORED`. Scores and softmax are fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of
+    ``v``. A query is compared with all keys up to the end of its block. With a window and without ``spec.first_keys``,
+    these are at most as many keys as window and block have together.
     """
     k, v = repeat_for_query_heads(q, k, v)
     length, first_query = k.shape[2], k.shape[2] - q.shape[2]
     window = None if spec.first_keys else spec.window
     blocks = query_blocks(q.shape[2], length, queries_at_once or QUERIES_AT_ONCE, window)
     widest = max(columns.stop - columns.start for _, columns in blocks)
-    recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * widest > LARGEST_STORED
+    largest_stored = LARGEST_STORED if largest_stored is None else largest_stored
+    recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * widest > largest_stored
     out = []
     # the block with the most keys comes first, so that each later block fits into memory that was freed before it
     for rows, columns in reversed(blocks):

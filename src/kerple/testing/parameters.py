@@ -1,11 +1,14 @@
 """Tests of gradients, of the ranges of parameters, of long inputs, and of the sizes of tensors."""
 
 import re
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
+from kerple.attention import AttentionSpec
+from kerple.attention.query_block_attention import attend_blocks
 from kerple.base.errors import UserError, describe
 from kerple.model import Transformer
 from kerple.positions import Position
@@ -71,16 +74,41 @@ def activation_checkpointing(subject: Subject) -> None:
 
     The two results are equal bit for bit. A strategy that keeps tensors between calls of its hooks may fail.
     """
+    network, checkpointing = (subject.network(150).train() for _ in range(2))
+    checkpointing.checkpoint_activations = True
+    compare_gradients(network, checkpointing, "with activation checkpointing")
+
+
+@holds
+def blocks_computed_again(subject: Subject) -> None:
+    """Attention that computes blocks of queries again in the backward pass has the same losses and gradients.
+
+    Inputs of many tokens are trained in this way. The results are equal bit for bit. When a block of the first layer is
+    computed again, hooks of the later layers have been called. A strategy that keeps tensors of a layer may fail.
+    """
+    storing, recomputing = (subject.network(150).train() for _ in range(2))
+    for network, largest_stored in ((storing, None), (recomputing, 0)):
+        for block in network.blocks:
+            block.attention.attend = partial(_attend_blocks, largest_stored=largest_stored)
+    compare_gradients(
+        storing, recomputing, "if blocks of queries are computed again; pass tensors in token_state, not on self"
+    )
+
+
+def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, _: str, largest_stored: int | None) -> Tensor:
+    return attend_blocks(q, k, v, spec, largest_stored=largest_stored)
+
+
+def compare_gradients(first: Transformer, second: Transformer, condition: str) -> None:
+    """Compare losses and gradients of two networks bit for bit; ``condition`` is that of the second network."""
     results = []
-    for checkpoint in (False, True):
-        network = subject.network(150).train()
-        network.checkpoint_activations = checkpoint
+    for network in (first, second):
         torch.manual_seed(0)
         losses = network.losses(tokens(2, 151))
         losses.mean().backward()
         results.append([losses, *(parameter.grad for _, parameter in trained(network))])
-    for name, a, b in zip(["losses", *(name for name, _ in trained(network))], *results, strict=True):
-        assert torch.equal(a, b), f"{name} or its gradient differs with activation checkpointing"
+    for name, a, b in zip(["losses", *(name for name, _ in trained(first))], *results, strict=True):
+        assert torch.equal(a, b), f"{name} or its gradient differs {condition}"
 
 
 @holds
