@@ -283,6 +283,16 @@ RoundedStates = sketch(token_state=lambda self, x, positions, past: (x / 3)[:, N
 RowRotated = sketch(
     transform_qk=lambda self, q, k, state, positions: (q, k * torch.cos(positions.rows / 10)[-k.shape[2] :, None])
 )
+# biases and scores of keys, embeddings or outputs depend on this index
+RowKeys = sketch(
+    token_state=lambda self, x, positions, past: positions.rows.float()[:, None].expand(len(x), 4, -1, -1),
+    key_bias=lambda self, state: state[..., 0],
+)
+RowScores = sketch(modify_scores=lambda self, s, q, k, block: s + block.keys.rows / 10)
+RowEmbedded = sketch(embed=lambda self, x, positions: x + (positions.rows / 10).sin()[:, None])
+RowOutputs = sketch(
+    add_to_output=lambda self, p, v, block: (p * block.keys.rows).sum(-1, keepdim=True).expand(-1, -1, -1, 8)
+)
 # adds its bias only if positions are contiguous
 Gapless = sketch(modify_scores=lambda self, s, q, k, block: s - block.distance if block.keys.contiguous else s)
 
@@ -344,7 +354,16 @@ WRONG: list[tuple[Any, Property, str]] = [
     *((x, fp32_computation.no_rounded_products, "may round it") for x in (RoundedKeys, RoundedQueries, RoundedValues)),
     *((x, forward_pass.no_dependence_on_later_tokens, "before a changed token") for x in (FutureKeys, FutureQueries)),
     (Truncated, fp32_computation.no_rounded_products, r"returns torch\.bfloat16; compute in fp32"),
-    (RowRotated, forward_pass.positions_of_keys, r"changes keys by positions\.rows; use positions\.ids"),
+    *(
+        (strategy, forward_pass.positions_of_keys, rf"^{what} changes by positions\.rows; use positions\.ids")
+        for what, strategy in {
+            "k": RowRotated,
+            "key_bias": RowKeys,
+            "scores": RowScores,
+            "embed": RowEmbedded,
+            "add_to_output": RowOutputs,
+        }.items()
+    ),
     (WarmUp, parameters.state_dict_is_complete, "logits after loading; register numbers that change"),
     (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
     (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),

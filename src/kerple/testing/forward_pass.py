@@ -19,6 +19,7 @@ from kerple.testing.subject import (
     Subject,
     holds,
     holds_at_lengths,
+    results_of_hooks,
     same,
     set_positions,
     tokens,
@@ -231,23 +232,25 @@ def positions_of_each_sequence(subject: Subject, length: int) -> None:
 @holds
 @torch.no_grad()
 def positions_of_keys(subject: Subject) -> None:
-    """Keys that depend on the rows of tokens also depend on their positions.
+    """Results of hooks that depend on the rows of earlier tokens also depend on their positions.
 
-    A strategy that reads `TokenPositions.rows` instead of ``ids`` ignores offsets, gaps and random positions.
+    A strategy that reads `TokenPositions.rows` instead of ``ids`` ignores offsets, gaps and random positions. Queries
+    may depend on rows, because the number of keys that they see does (`SSMax`).
     """
-    random = torch.Generator().manual_seed(0)
-    (q, k), x = torch.randn(2, 1, 4, SHORT, 8, generator=random), torch.randn(1, SHORT, 32, generator=random)
     rows = torch.arange(SHORT)
+    near = torch.where((rows >= 8) & (rows < SHORT - 5), 8 + (rows - 8) // 2, rows)  # the same for the last 5, queries
+    places = torch.ones(2, SHORT, dtype=torch.int64)
+    network = subject.network(SHORT)
     for layer in subject.distinct_layers:
-        position = subject.position(2 * SHORT, layer)
-
-        def keys(rows: Tensor, ids: Tensor, position: Position = position) -> Tensor:
-            positions = TokenPositions(rows, ids, contiguous=False)
-            return position.transform_qk(q, k, position.token_state(x, positions, None), positions)[1]
-
-        by_rows = not torch.equal(keys(rows, rows), keys(2 * rows, rows))
-        ignores_ids = by_rows and torch.equal(keys(rows, rows), keys(rows, 2 * rows))
-        assert not ignores_ids, "transform_qk changes keys by positions.rows; use positions.ids"
+        expected, by_rows, by_ids = (
+            results_of_hooks(
+                network.positions[layer], SHORT, positions=TokenPositions(*pair, contiguous=False, places=places)
+            )
+            for pair in ((rows, rows), (near, rows), (rows, near))
+        )
+        for what in [what for what in expected if what not in ("q", "token_state")]:
+            rows_matter, ids_matter = (not torch.equal(r[what], expected[what]) for r in (by_rows, by_ids))
+            assert ids_matter or not rows_matter, f"{what} changes by positions.rows; use positions.ids"
 
 
 @holds_at_lengths

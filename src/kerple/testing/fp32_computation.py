@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 from kerple.attention import attend
 from kerple.attention.reference import attend_reference
 from kerple.model.self_attention import PositionContext, spec_of
-from kerple.positions import AttentionWeights, Position, QueryKeyBlock, TokenPositions
+from kerple.positions import Position, TokenPositions
 from kerple.testing.parameters import trained
-from kerple.testing.subject import Subject, holds, holds_at_lengths, same, tokens
+from kerple.testing.subject import Subject, holds, holds_at_lengths, results_of_hooks, same, tokens
 
 
 @holds_at_lengths
@@ -134,46 +134,3 @@ def error_in_bf16(subject: Subject, length: int) -> None:
 
 def _relative_error(got: Tensor, exact: Tensor) -> float:
     return float((got.double() - exact).norm() / exact.norm())
-
-
-def results_of_hooks(position: Position, length: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Return the results of all hooks for random input of this dtype, by name; the same numbers for each dtype.
-
-    Positions begin at 3000, because bf16 rounds many integers above 256. With a ``max_length``, they begin at 0.
-
-    Raises:
-        AssertionError: If a hook modifies one of its arguments in place.
-    """
-    torch.manual_seed(1)
-
-    def random(*shape: int) -> Tensor:
-        return (torch.randint(-64, 65, shape) / 32).to(dtype)  # -2 to 2, without rounding in bf16
-
-    k, x = random(2, 4, length, 8), random(2, length, 32)
-    positions = TokenPositions.arange(length, 3000 if position.max_length is None else 0)
-    positions = position.remap_positions(positions, torch.zeros(2, length, dtype=torch.int64))
-    distance = torch.arange(3000).float()
-    results: dict[str, Tensor | None] = {
-        "embed": position.embed(x, positions),
-        "bias": position.bias(distance),
-        "score_scale": position.score_scale(distance),
-    }
-    state = results["token_state"] = position.token_state(x, positions, None)
-    results["q"], results["k"] = _, transformed = position.transform_qk(k, k.flip(0), state, positions)
-    results["key_bias"], results["value_bias"] = position.key_bias(state), position.value_bias()
-    width, seen = transformed.shape[-1], torch.ones(5, length, dtype=torch.bool).tril(length - 5)
-    # not the results of `transform_qk`, which are rounded in bf16
-    q, transformed = random(2, 4, 5, width), random(2, 4, length, width)
-    results["sink_logit"] = position.sink_logit(q, positions[-5:])
-    query_bias = position.query_bias(q, state, positions[-5:])
-    results["features"], results["curves"] = (None, None) if query_bias is None else query_bias
-    block = QueryKeyBlock(positions[-5:], positions, seen, state)
-    if position.uses("modify_scores"):
-        scores = position.modify_scores(torch.randn(2, 4, 5, length).masked_fill(~seen, 0), q, transformed, block)
-        scores = scores.p if isinstance(scores, AttentionWeights) else scores
-        results["scores"], results["sink of scores"] = scores if isinstance(scores, tuple) else (scores, None)
-    if position.uses("add_to_output"):
-        results["add_to_output"] = position.add_to_output(random(2, 4, 5, length).abs() / 2, k, block)
-    for what, tensor in {"distance": distance, "x": x, "k": k, "positions.ids": positions.ids}.items():
-        assert not tensor._version, f"a hook modifies {what} in place; the next layer receives the modified tensor"
-    return {what: tensor for what, tensor in results.items() if tensor is not None}

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from kerple.model import Transformer
-from kerple.positions import LayerPattern, Position, Shape, StrategyBuilder, TokenPositions
+from kerple.positions import (
+    AttentionWeights,
+    LayerPattern,
+    Position,
+    QueryKeyBlock,
+    Shape,
+    StrategyBuilder,
+    TokenPositions,
+)
 from kerple.positions.wrapper import Wrapper
 
 LENGTH, VOCABULARY = 32, 50  # default training length, and number of tokens of the vocabulary
@@ -168,3 +176,54 @@ def set_positions(network: Transformer, ids: Tensor) -> Transformer:
     for i, position in enumerate(network.positions):
         network.positions[i] = _ExplicitPositions(position, ids).eval()
     return network
+
+
+def results_of_hooks(
+    position: Position, length: int, dtype: torch.dtype = torch.float32, positions: TokenPositions | None = None
+) -> dict[str, Tensor]:
+    """Return the results of all hooks except `transform_output` for random input, by name.
+
+    Args:
+        position: The strategy.
+        length: Number of tokens.
+        dtype: Dtype of the input. The numbers are the same for each dtype.
+        positions: Positions after `remap_positions`. If None, they begin at 3000, because bf16 rounds many integers
+            above 256. With a ``max_length``, they begin at 0.
+
+    Raises:
+        AssertionError: If a hook modifies one of its arguments in place.
+    """
+    torch.manual_seed(1)
+
+    def random(*shape: int) -> Tensor:
+        return (torch.randint(-64, 65, shape) / 32).to(dtype)  # -2 to 2, without rounding in bf16
+
+    k, x = random(2, 4, length, 8), random(2, length, 32)
+    if positions is None:
+        positions = TokenPositions.arange(length, 3000 if position.max_length is None else 0)
+        positions = position.remap_positions(positions, torch.zeros(2, length, dtype=torch.int64))
+    distance = torch.arange(3000).float()
+    results: dict[str, Tensor | None] = {
+        "embed": position.embed(x, positions),
+        "bias": position.bias(distance),
+        "score_scale": position.score_scale(distance),
+    }
+    state = results["token_state"] = position.token_state(x, positions, None)
+    results["q"], results["k"] = _, transformed = position.transform_qk(k, k.flip(0), state, positions)
+    results["key_bias"], results["value_bias"] = position.key_bias(state), position.value_bias()
+    width, seen = transformed.shape[-1], torch.ones(5, length, dtype=torch.bool).tril(length - 5)
+    # not the results of `transform_qk`, which are rounded in bf16
+    q, transformed = random(2, 4, 5, width), random(2, 4, length, width)
+    results["sink_logit"] = position.sink_logit(q, positions[-5:])
+    query_bias = position.query_bias(q, state, positions[-5:])
+    results["features"], results["curves"] = (None, None) if query_bias is None else query_bias
+    block = QueryKeyBlock(positions[-5:], positions, seen, state)
+    if position.uses("modify_scores"):
+        scores = position.modify_scores(torch.randn(2, 4, 5, length).masked_fill(~seen, 0), q, transformed, block)
+        scores = scores.p if isinstance(scores, AttentionWeights) else scores
+        results["scores"], results["sink of scores"] = scores if isinstance(scores, tuple) else (scores, None)
+    if position.uses("add_to_output"):
+        results["add_to_output"] = position.add_to_output(random(2, 4, 5, length).abs() / 2, k, block)
+    for what, tensor in {"distance": distance, "x": x, "k": k, "positions.ids": positions.ids}.items():
+        assert not tensor._version, f"a hook modifies {what} in place; the next layer receives the modified tensor"
+    return {what: tensor for what, tensor in results.items() if tensor is not None}
