@@ -190,6 +190,18 @@ class WarmUp(Sketch):
         return -distance.expand(4, -1) * self.passes / 1000
 
 
+class Stale(Sketch):
+    """Keeps its first table of each length, and uses it in evaluation after its parameter has changed."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.rate, self.tables = nn.Parameter(torch.ones(shape.heads)), {}
+
+    def bias(self, distance: Tensor) -> Tensor:
+        table = -self.rate[:, None] * distance
+        return table if self.training else self.tables.setdefault(len(distance), table)
+
+
 class Attribute(Sketch):
     """Keeps a tensor of the training length, which is neither a parameter nor a buffer."""
 
@@ -365,6 +377,7 @@ WRONG: list[tuple[Any, Property, str]] = [
         }.items()
     ),
     (WarmUp, parameters.state_dict_is_complete, "logits after loading; register numbers that change"),
+    (Stale, parameters.state_dict_is_complete, "logits after loading; keep no results that depend on parameters"),
     (Doubled, fp32_computation.hooks_in_fp32, "modifies distance in place"),
     (Gapless, forward_pass.distances_of_pairs, "marked as not contiguous"),
     (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),

@@ -86,13 +86,9 @@ class Subject:
         torch.default_generator.manual_seed(0)
         shape = Shape(32, 4, trained if limit is None or limit >= length else length)
         network = Transformer(shape, len(self.layers), VOCABULARY, self.build_layer, kv_heads=kv_heads)
-        with torch.no_grad():
-            for position in network.positions:
-                for parameter in position.parameters():
-                    parameter.add_(0.3 * torch.rand_like(parameter))
-                position.constrain_()
-            for block in network.blocks:
-                nn.init.normal_(block.attention.qkv.weight, std=0.3)
+        change_parameters(network)
+        for block in network.blocks:
+            nn.init.normal_(block.attention.qkv.weight, std=0.3)
         return network.eval()
 
     @cached_property
@@ -138,6 +134,15 @@ def holds_at_lengths(function: Callable[[Subject, int], None]) -> Property:
 
     AT_LENGTHS.add(test)
     return holds(test)
+
+
+@torch.no_grad()
+def change_parameters(network: Transformer) -> None:
+    """Add random numbers to the parameters of the strategies of a network, and keep the parameters in their ranges."""
+    for position in network.positions:
+        for parameter in position.parameters():
+            parameter.add_(0.3 * torch.rand_like(parameter))
+        position.constrain_()
 
 
 def tokens(batch: int, length: int) -> Tensor:
