@@ -67,6 +67,12 @@ NARROW_TABLE = (
     r"parts: got Learned with positions up to 11, and RandomizedPositions, which draws up to 23; .*\(Combined\)"
 )
 BY_LENGTH = [partial(positions.RoPE, **options) for options in (LONGROPE, {"scaling": "dynamic_ntk", "factor": 2.0})]
+FACTORS = {
+    "SSMax": positions.SSMax,
+    "Temperature": positions.Temperature,
+    "LearnedRelativeBias": partial(positions.LearnedRelativeBias, temperature_length=12),
+    "LayerPattern": partial(LayerPattern, kinds={"a": positions.SSMax}),
+}
 TWO_NEIGHBOR_WINDOWS = [partial(positions.SelfExtend, position=positions.SSMax)] * 2
 
 
@@ -190,6 +196,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("Combined", {"parts": (RANDOMIZED_PATH, KerpleLog)}, "parts: got KerpleLog with PaTH"),
         ("Combined", {"parts": TWO_NEIGHBOR_WINDOWS}, "parts: got SelfExtend with SelfExtend"),
         ("Combined", {"parts": (positions.FoX, PaTH)}, "parts: got FoX before PaTH"),
+        *(("Combined", {"parts": (x, PoPE)}, f"parts: got {name} before PoPE, .*first") for name, x in FACTORS.items()),
         ("Combined", {"parts": (positions.ReRoPE, positions.RoPE)}, "parts: got RoPE with ReRoPE, which doubles"),
         *(("Combined", {"parts": parts}, NARROW_TABLE) for parts in WITH_NARROW_TABLE),
         *(("Combined", {"parts": (PoPE, other)}, f"parts: got {other.__name__} with PoPE") for other in SINGLE_WIDTH),

@@ -18,7 +18,7 @@ from kerple.positions.randomized import RandomizedPositions
 from kerple.positions.rotary import RoPE
 from kerple.positions.self_extend import SelfExtend
 from kerple.positions.shaw import Shaw
-from kerple.positions.temperature import SSMax
+from kerple.positions.temperature import SSMax, Temperature
 from kerple.positions.token_positions import (
     AttentionWeights,
     ModifiedScores,
@@ -183,7 +183,8 @@ def check_combination(parts: Sequence[Position]) -> None:
 
     `PaTH` computes new scores from queries and keys. The bias and the score scale of any other part would be lost, and
     so would scores that a part before `PaTH` modified. `PoPE` and `SelfExtend` double the width of queries and keys,
-    which `SINGLE_WIDTH` strategies do not accept.
+    which `SINGLE_WIDTH` strategies do not accept. `SSMax` and `Temperature` multiply the queries by a factor. Before
+    `PoPE`, which applies softplus to the queries, the scores would not be multiplied by this factor.
     """
     require(bool(parts), "Combined: parts", "none", "at least one strategy")
     for i, part in enumerate(parts):
@@ -192,6 +193,9 @@ def check_combination(parts: Sequence[Position]) -> None:
             _refuse(by_distance, "with PaTH, which replaces the scores; leave one out")
             earlier = [other for other in parts[:i] if any(map(other.uses, IN_TURN))]
             _refuse(earlier, "before PaTH, which replaces the scores; put PaTH first")
+        if _contains(part, PoPE):
+            with_factor = [other for other in parts[:i] if _contains(other, SSMax, Temperature)]
+            _refuse(with_factor, "before PoPE, which would not multiply the scores by its factor; put PoPE first")
         if _contains(part, PoPE) or part.neighbor_window is not None:
             name = "PoPE" if _contains(part, PoPE) else type(part).__name__
             single_width = [other for other in parts if other is not part and _contains(other, *SINGLE_WIDTH)]
