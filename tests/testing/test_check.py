@@ -29,7 +29,9 @@ from kerple.positions import (
     SelfExtend,
     Shape,
     Shaw,
+    TokenPositions,
 )
+from kerple.positions.token_positions import QueriesAndKeys
 from kerple.testing import (
     PROPERTIES,
     DoesNotApply,
@@ -200,6 +202,18 @@ class Stale(Sketch):
     def bias(self, distance: Tensor) -> Tensor:
         table = -self.rate[:, None] * distance
         return table if self.training else self.tables.setdefault(len(distance), table)
+
+
+class Narrow(Sketch):
+    """Changes only the first D / H dimensions of keys."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.width = shape.dim // shape.heads
+
+    def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
+        waves = (positions.ids / 10).cos()[:, None]
+        return q, torch.cat([k[..., : self.width] * waves, k[..., self.width :]], -1)
 
 
 class Attribute(Sketch):
@@ -383,6 +397,7 @@ WRONG: list[tuple[Any, Property, str]] = [
     (Filled, parameters.nan_in_parameters, "replaces NaN by a number"),
     (FirstPositions, forward_pass.positions_of_each_sequence, "different positions per sequence"),
     (KeyHeads, forward_pass.grouped_query_attention, "logits with 2 key heads for 4 heads"),
+    (Narrow, forward_pass.head_dimension, r"^k for D = 32, H = 4, δ = 16; use shape\.head_dim"),
     (Rows, forward_pass.documents_alone, "logits of documents of 10 and 20 tokens"),
     (Detached, parameters.derivatives_of_losses, r"the derivative for blocks\.0\.attention\.qkv\.weight is"),
     (Valued, parameters.building_without_values, "reads a value of a tensor when it is built: "),

@@ -273,6 +273,25 @@ def grouped_query_attention(subject: Subject, length: int) -> None:
 
 @holds
 @torch.no_grad()
+def head_dimension(subject: Subject) -> None:
+    """Hooks use the head dimension of the shape, which may differ from D / H.
+
+    With the head dimension 16 and 4 heads, results for the widths 32 and 64 are compared. They may differ if the
+    strategy reads hidden states, or has parameters whose sizes depend on the width.
+    """
+    for layer in subject.distinct_layers:
+        narrow, wide = (subject.position(2 * SHORT, layer, dim, 16) for dim in (32, 64))
+        got, expected = (
+            results_of_hooks(position, SHORT, dim=dim, head_dim=16) for position, dim in ((narrow, 32), (wide, 64))
+        )
+        sizes = [[parameter.shape for parameter in position.parameters()] for position in (narrow, wide)]
+        if sizes[0] == sizes[1] and "token_state" not in expected:
+            for what in [what for what in expected if what != "embed"]:
+                same(got[what], expected[what], f"{what} for D = 32, H = 4, δ = 16; use shape.head_dim, not D / H")
+
+
+@holds
+@torch.no_grad()
 def torch_compile(subject: Subject, backend: str = "eager") -> None:
     """`torch.compile` does not change the logits.
 

@@ -64,11 +64,11 @@ class Subject:
         """Build the strategy of a layer of the network."""
         return self.build(replace(shape, layer=self.layers[shape.layer], layers=LAYERS))
 
-    def position(self, length: int = LENGTH, layer: int = 0) -> Position:
-        """Return the strategy of a layer in evaluation mode, with width 32, 4 heads and this training length."""
+    def position(self, length: int = LENGTH, layer: int = 0, dim: int = 32, head_width: int | None = None) -> Position:
+        """Return the strategy of a layer in evaluation mode, with 4 heads, and these sizes of its `Shape`."""
         # torch.manual_seed would take 2 ms, because it records a stack trace for each accelerator
         torch.default_generator.manual_seed(0)
-        return self.build_layer(Shape(32, 4, length, layer, len(self.layers))).eval()
+        return self.build_layer(Shape(dim, 4, length, layer, len(self.layers), head_width=head_width)).eval()
 
     def network(self, length: int = 0, kv_heads: int | None = None, trained: int = LENGTH) -> Transformer:
         """Return a network with the layers `layers`, width 32 and 4 heads, in evaluation mode.
@@ -184,7 +184,12 @@ def set_positions(network: Transformer, ids: Tensor) -> Transformer:
 
 
 def results_of_hooks(
-    position: Position, length: int, dtype: torch.dtype = torch.float32, positions: TokenPositions | None = None
+    position: Position,
+    length: int,
+    dtype: torch.dtype = torch.float32,
+    positions: TokenPositions | None = None,
+    dim: int = 32,
+    head_dim: int = 8,
 ) -> dict[str, Tensor]:
     """Return the results of all hooks except `transform_output` for random input, by name.
 
@@ -194,6 +199,8 @@ def results_of_hooks(
         dtype: Dtype of the input. The numbers are the same for each dtype.
         positions: Positions after `remap_positions`. If None, they begin at 3000, because bf16 rounds many integers
             above 256. With a ``max_length``, they begin at 0.
+        dim: Width D of the strategy's shape.
+        head_dim: Head dimension δ of the strategy's shape.
 
     Raises:
         AssertionError: If a hook modifies one of its arguments in place.
@@ -203,7 +210,8 @@ def results_of_hooks(
     def random(*shape: int) -> Tensor:
         return (torch.randint(-64, 65, shape) / 32).to(dtype)  # -2 to 2, without rounding in bf16
 
-    k, x = random(2, 4, length, 8), random(2, length, 32)
+    k = random(2, 4, length, head_dim)
+    x = random(2, length, 64)[..., :dim]  # so that later numbers do not depend on D
     if positions is None:
         positions = TokenPositions.arange(length, 3000 if position.max_length is None else 0)
         positions = position.remap_positions(positions, torch.zeros(2, length, dtype=torch.int64))
