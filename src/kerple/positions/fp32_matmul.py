@@ -20,8 +20,7 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
     if torch.compiler.is_compiling():
         return
     if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
-        expected = "reverse mode, such as torch.autograd.grad or torch.func.vjp"
-        raise UserError(f"jvp: got differentiation in forward mode, expected {expected}")
+        raise UserError("jvp: got differentiation in forward mode, expected reverse mode: torch.autograd.grad")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
