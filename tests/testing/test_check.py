@@ -224,6 +224,14 @@ class Attribute(Sketch):
         self.all = torch.arange(shape.length)
 
 
+class AttributeOfList(Sketch):
+    """Keeps a tensor in a list."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self.all = [torch.ones(shape.heads)]
+
+
 class Valued(Sketch):
     """Reads the values of a tensor when it is built."""
 
@@ -400,6 +408,7 @@ WRONG: list[tuple[Any, Property, str]] = [
     (Narrow, forward_pass.head_dimension, r"^k for D = 32, H = 4, δ = 16; use shape\.head_dim"),
     (Rows, forward_pass.documents_alone, "logits of documents of 10 and 20 tokens"),
     (Detached, parameters.derivatives_of_losses, r"the derivative for blocks\.0\.attention\.qkv\.weight is"),
+    *((x, parameters.tensors_are_registered, "^all is a plain tensor") for x in (Attribute, AttributeOfList)),
     (Valued, parameters.building_without_values, "reads a value of a tensor when it is built: "),
     (Compiled, forward_pass.torch_compile, "logits compiled by eager"),
     (Counting, parameters.activation_checkpointing, "differs with activation checkpointing"),

@@ -6,6 +6,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from kerple.attention import AttentionSpec
 from kerple.attention.query_block_attention import attend_blocks
@@ -215,6 +216,19 @@ def sizes_of_tensors(subject: Subject) -> None:
         attributes = chain.from_iterable((*m.parameters(False), *m.buffers(False), *vars(m).values()) for m in modules)
         sizes.append([tuple(a.shape) for a in attributes if isinstance(a, Tensor)])
     assert sizes[0] == sizes[1], f"shapes of tensors are {sizes[0]} at training length 16, and {sizes[1]} at 64"
+
+
+@holds
+def tensors_are_registered(subject: Subject) -> None:
+    """Tensors of the strategy are parameters or buffers.
+
+    The model does not move other tensors to a GPU.
+    """
+    for layer in subject.distinct_layers:
+        for name, value in chain.from_iterable(vars(m).items() for m in subject.position(layer=layer).modules()):
+            if name not in ("_parameters", "_buffers"):
+                plain = any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+                assert not plain, f"{name} is a plain tensor; use nn.Buffer(tensor, persistent=False)"
 
 
 @holds
