@@ -67,8 +67,9 @@ class ShardOptions:
             lines, Parquet files, datasets and built-in corpora are UTF-8.
         drop_duplicates: Whether only the first of several documents with equal text is kept, as always in `code` and
             `code-demo`. The comparison needs about 100 bytes of memory for each document.
-        max_dropped_fraction: Largest accepted fraction of bytes in documents that are damaged, not Unicode, or JSON
-            without a text. Such documents are left out.
+        max_dropped_fraction: Largest accepted fraction of bytes in documents that are not Unicode, or JSON without a
+            text. Such documents are left out. With 1, damaged files are also accepted, whose lost text has an unknown
+            size.
         validation_segments: Largest number of segments, of `length` targets each, for the validation loss.
         sections: Number of shards that are read at a time. Each pass over the training split visits the shards in
             random order, and shuffles the samples of this number of shards. With several processes, each reads its own

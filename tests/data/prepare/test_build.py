@@ -119,6 +119,29 @@ def test_duplicates_are_dropped_by_option_and_bad_lines_are_counted_or_fatal(doc
     assert manifest.splits == good.splits
 
 
+DAMAGES = {
+    "cut to 30 bytes": lambda content: content[:30],
+    "another start": lambda content: b"\1" * 9 + content[9:],
+    "another end": lambda content: content[:-9] + b"\1" * 9,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("ending", ["txt.gz", "txt.zst", "jsonl.gz", "jsonl.zst"])
+def test_a_damaged_file_is_refused_however_much_of_it_can_be_read(documents, prepared, tmp_path, ending, damage):
+    (corpus := tmp_path / "corpus").mkdir()
+    content = write_lines(corpus / "a.jsonl", documents).read_bytes()
+    packed = (gzip.compress if ending.endswith("gz") else zstandard.ZstdCompressor(write_checksum=True).compress)(
+        content
+    )
+    (corpus / f"b.{ending}").write_bytes(DAMAGES[damage](packed))
+    options = {"tokenizer": str(prepared), "part": 10**6}
+    expected = rf"data\.max_dropped_fraction: got 0\.01, expected 1, .* 1 × damaged file \(first: .*b\.{ending}"
+    with pytest.raises(UserError, match=expected):
+        small_build(tmp_path / "out", corpus, **options)
+    assert small_build(tmp_path / "out", corpus, max_dropped_fraction=1.0, **options).left_out == {"damaged file": 1}
+
+
 def test_a_refused_corpus_is_prepared_after_a_correction_of_options_or_files(documents, prepared, tmp_path):
     corpus = tmp_path / "texts"
     corpus.mkdir()

@@ -302,17 +302,22 @@ def _write_test_documents(
 
 
 def _check_documents(options: ShardOptions, reader: CorpusReader) -> None:
-    """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum."""
+    """Raise a UserError if a corpus has no documents, too many unusable ones, or not the expected checksum.
+
+    How much text a damaged file has lost is unknown. It is accepted only if every fraction is accepted.
+    """
     if not reader.used_bytes:
         _discard(Path(options.location))  # so that a corrected corpus can be prepared
         given = f"got {options.corpus!r}, which has no document that can be used: {reader.reasons() or 'it is empty'}"
         raise UserError(f"data.corpus: {given}; choose another, or set data.text_field to the name of the text column")
     fraction, limit = reader.lost_bytes / (reader.lost_bytes + reader.used_bytes), options.max_dropped_fraction
-    expected = f"{fraction:.2g} or more, the fraction of {options.corpus!r} that cannot be used: {reader.reasons()}"
+    expected = f"{fraction:.2g} or more, the fraction of {options.corpus!r} that cannot be used"
+    if "damaged file" in reader.left_out:
+        fraction, expected = 1.0, f"1, because the size of the lost text of {options.corpus!r} is unknown"
     if fraction > limit:
         write(Path(options.location, PARTS, REFUSED), "")
     advice = "repair the corpus, or increase data.max_dropped_fraction"
-    require(fraction <= limit, "data.max_dropped_fraction", limit, f"{expected}; {advice}")
+    require(fraction <= limit, "data.max_dropped_fraction", limit, f"{expected}: {reader.reasons()}; {advice}")
     text = reader.text.hexdigest()
     advice = f"delete its files in {options.source_folder} and run again; if the error remains, report it"
     given = f"{options.corpus!r}, whose text has the checksum {text}"
