@@ -34,6 +34,14 @@ def second(prepared, documents, tmp_path_factory) -> Path:
     return folder / "shards"
 
 
+@pytest.fixture(scope="module")
+def divided(prepared, json_lines, tmp_path_factory) -> Path:
+    """A folder with the tokens of the first one in fewer shards."""
+    folder = tmp_path_factory.mktemp("divided")
+    small_build(folder, json_lines, tokenizer=str(prepared), part=12_000)
+    return folder
+
+
 def module(directory: Path, **options: object) -> TokenShards:
     settings = {"directory": str(directory), "vocabulary": 300, "length": LENGTH, "batch_size": 8, "samples": 80}
     return TokenShards(None, **settings | options)  # type: ignore[arg-type]
@@ -174,6 +182,30 @@ def test_a_prediction_needs_no_part_and_a_continued_fit_the_same_text(prepared, 
     data.trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING))  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"^data\.mixture: got \[.*second.*\], expected the tokens on which"):
         data.load_state_dict({"training": "another"})
+
+
+@pytest.mark.parametrize("fn", [TrainerFn.FITTING, TrainerFn.TESTING])
+@pytest.mark.parametrize("part", ["", "{}", "{}[20:]"])
+@pytest.mark.parametrize("sections", [None, 1])
+def test_a_fit_with_sections_continues_only_with_shards_of_the_same_division(
+    prepared, divided, second, sections, part, fn
+):
+    def data(folder: Path) -> TokenShards:
+        mixture = {part.format(folder): 0.5, str(second): 0.5} if part else None
+        made = module(folder, mixture=mixture, sections=sections)
+        made.trainer = SimpleNamespace(state=SimpleNamespace(fn=fn))  # type: ignore[assignment]
+        return made
+
+    state = data(prepared).state_dict()
+    assert all(state[key] == data(divided).state_dict()[key] for key in ("tokenizer", "training"))
+    data(prepared).load_state_dict(state)
+    data(divided).load_state_dict({key: state[key] for key in ("tokenizer", "training")})  # of earlier versions
+    if sections is None or fn == TrainerFn.TESTING:
+        data(divided).load_state_dict(state)
+        return
+    option = "mixture" if part else "directory"
+    with pytest.raises(ValueError, match=rf"^data\.{option}: got .*, expected the shards on which the checkpoint was"):
+        data(divided).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -126,14 +126,19 @@ class TokenShards(ShardOptions, LightningDataModule):
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def state_dict(self) -> dict[str, str]:
-        """Return checksums of the tokenizer and of the training data, which Lightning stores in checkpoints."""
-        return {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
+        """Return checksums of the tokenizer and of the training data, which Lightning stores in checkpoints.
+
+        With `sections`, the order of the samples depends on the sizes of the shards, which have a checksum, too.
+        """
+        state = {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
+        return state if self.sections is None else state | {"shards": self._shards_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Compare the checksums in a checkpoint with those of these shards. Missing checksums are not compared.
 
         Raises:
-            UserError: The tokenizer differs, or a fit is resumed with other training tokens.
+            UserError: The tokenizer differs, or a fit is resumed with other training tokens, or with `sections` and
+                another division of these tokens into shards.
         """
         state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
         same = state.get("tokenizer", self.manifest.tokenizer) == self.manifest.tokenizer
@@ -144,6 +149,10 @@ class TokenShards(ShardOptions, LightningDataModule):
         expected = "the tokens on which the checkpoint was trained; give their folder, or use --weights"
         option, given = ("data.mixture", [*self.mixture]) if self.mixture else ("data.directory", self.location)
         require(same, option, given, expected)
+        compared = fitting and self.sections is not None
+        same = not compared or state.get("shards", self._shards_checksum) == self._shards_checksum
+        expected = "the shards on which the checkpoint was trained, whose sizes determine the order with data.sections"
+        require(same, option, given, f"{expected}; give their folder, or use --weights")
 
     def train_dataloader(self) -> TrainingLoader:
         """Return the loader of this rank's training batches, see `read_samples`.
@@ -269,3 +278,9 @@ class TokenShards(ShardOptions, LightningDataModule):
     def _training_checksum(self) -> str:
         """A sha256 of the checksums of the training tokens, in the format of existing checkpoints."""
         return hashlib.sha256(repr([part.checksum("train") for part in self.parts]).encode()).hexdigest()
+
+    @property
+    def _shards_checksum(self) -> str:
+        """A sha256 of the numbers of tokens of the training shards of each part."""
+        shards = [[shard.tokens for shard in part.folder.manifest.splits["train"].shards] for part in self.parts]
+        return hashlib.sha256(repr(shards).encode()).hexdigest()
