@@ -102,11 +102,14 @@ def list_files(corpus: str) -> list[str]:
     if not pattern and has_extension(corpus, (*CONTAINERS, *JSON)):
         return [corpus]  # most web servers cannot list folders, so that `find` fails
     try:
-        paths = system.glob(inner) if pattern else system.find(inner)
+        entries = system.glob(inner, detail=True) if pattern else system.find(inner, detail=True)
     except Exception as error:  # each file system raises other errors
         raise UserError(f"data.corpus: {corpus} cannot be read ({error!r}); check its address") from error
+    files = [path for path, entry in entries.items() if entry.get("type") != "directory"]
+    # the index of a folder on a web server may link to itself, sorted in another order, by a query
+    paths = [path for path in files if path in (inner, without_query(path))]
     root_length = len(inner.rpartition("/")[0]) if pattern else len(inner)  # folders above the corpus may be hidden
-    return [system.unstrip_protocol(path) for path in sorted(set(paths)) if "/." not in f"/{path[root_length:]}"]
+    return [system.unstrip_protocol(path) for path in sorted(paths) if "/." not in f"/{path[root_length:]}"]
 
 
 def _walk(root: str) -> Iterator[str]:

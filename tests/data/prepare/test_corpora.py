@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import numpy as np
 import pyarrow
 import pytest
@@ -207,6 +208,35 @@ def test_a_corpus_at_a_url_is_read(tmp_path):
         assert find_corpus(ShardOptions(corpus)).state() is None
         with pytest.raises(UserError, match=r"/none\.jsonl.* cannot be read"):
             read(corpus.replace("c.jsonl", "none.jsonl"))
+
+
+INDEX = """<a href="?C=N;O=D">Name</a> <a href="?C=M;O=A">Last modified</a> <a href="/">Parent Directory</a>
+<a href="/w/">here</a> <a href="a.txt">a.txt</a> <a href="b.md">b.md</a> <a href="sub/">sub/</a>"""
+
+
+@pytest.mark.parametrize("server_kind", ["python", "apache", "memory", "local"])
+def test_folders_and_links_of_an_index_are_no_files_at_any_address(tmp_path, server_kind):
+    contents = {"w/a.txt": "one", "w/b.md": "two", "w/sub/c.txt": "three"}
+    (tmp_path / "w/sub").mkdir(parents=True)
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    if server_kind == "memory":
+        memory = fsspec.filesystem("memory")
+        memory.pipe({f"{tmp_path}/{name}": text.encode() for name, text in contents.items()})
+    if server_kind == "apache":
+        for folder, entries in (("w", INDEX), ("w/sub", '<a href="?C=N;O=D">Name</a> <a href="c.txt">c.txt</a>')):
+            (tmp_path / folder / "index.html").write_text(f"<!DOCTYPE html>{entries}")
+    with serving(tmp_path) as server:
+        root = {"memory": f"memory://{tmp_path}", "local": str(tmp_path)}.get(server_kind, server.url)
+        for corpus, expected in {
+            "w/*": ["one", "two"], "w/*.txt": ["one"], "w/**": ["one", "two", "three"], "w/*/*": ["three"],
+            "w": ["one", "two", "three"], "w/": ["one", "two", "three"], "w/a.txt": ["one"],
+        }.items():  # fmt: skip
+            if server_kind == "local" and corpus == "w/**":
+                continue  # glob of the standard library needs w/**/*
+            assert read(f"{root}/{corpus}") == expected, corpus
+        if root == server.url:
+            assert read(f"{root}/w/a.txt?download=1") == ["one"]
 
 
 def test_a_link_is_read_unless_it_leaves_the_corpus_or_is_broken(tmp_path):
