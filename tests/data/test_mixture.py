@@ -1,5 +1,7 @@
 """Mixtures: exact fractions, samples of parts, selected documents, checksums, and validation by part."""
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from kerple.data import TokenShards
 from kerple.data.loader import TrainingLoader
+from kerple.data.manifest import MANIFEST_FILE
 from kerple.data.mixture import Mixture, Part, SelectedDocuments
 from kerple.data.order import Order
 from kerple.data.shard_options import CACHE, CACHE_GB
@@ -227,6 +230,16 @@ def test_parts_that_do_not_fit_are_errors(prepared, second, tmp_path, documents)
     small_build(other, write_lines(tmp_path / "lines.jsonl", documents[:150]), vocabulary=290)
     with pytest.raises(ValueError, match=r"^data\.mixture: got .*other with another tokenizer, expected the tokenizer"):
         start(mixture={str(other): 1.0})
+    ends = Path(shutil.copytree(prepared, tmp_path / "ends"))  # a file beside the tokenizer had declared another token
+    manifest = json.loads((ends / MANIFEST_FILE).read_text())
+    (ends / MANIFEST_FILE).write_text(json.dumps(manifest | {"end_of_text": 7}))
+    expected = r"^data\.mixture: got .*ends with the end-of-text token 7, expected 0, as in .*; prepare it with "
+    with pytest.raises(ValueError, match=expected):
+        start(mixture={str(ends): 1.0})
+    state = module(prepared).state_dict()
+    with pytest.raises(ValueError, match=r"^data\.directory: got .*ends, expected shards with the tokenizer of the "):
+        module(ends).load_state_dict(state)
+    module(ends).load_state_dict({key: state[key] for key in ("tokenizer", "training")})  # of earlier versions
     fractions = tmp_path / "fractions"
     small_build(fractions, tmp_path / "lines.jsonl", tokenizer=str(prepared), split_fractions=(0.6, 0.2, 0.2))
     with pytest.raises(

@@ -262,8 +262,23 @@ def test_the_end_of_text_token_is_the_usual_or_the_declared_one(tmp_path, specia
     (tmp_path / f"{file}.json").write_text(json.dumps(content | {"pad_token": "</s>"}))
     if file == "tokenizer_config":
         (tmp_path / "config.json").write_text('{"eos_token_id": 0}')
+    expected = specials[0] if file == "manifest" else ENDS[specials]  # shards have the token of their manifest
     for source in (str(tmp_path), str(tmp_path / "tokenizer.json")):
-        assert tokenizer.id_to_token(end_of_text(tokenizer, source)) == ENDS[specials]
+        assert tokenizer.id_to_token(end_of_text(tokenizer, source)) == expected
+
+
+@pytest.mark.parametrize("ends", [{"eos_token": "<END>"}, {"eos_token": "b", "pad_token": "</s>"}])
+def test_shards_with_the_tokenizer_of_others_have_their_end_of_text_token(tmp_path, json_lines, ends):
+    """The declared token is not special, so that without its declaration another one would be used."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<END>": 2}, "a"))
+    tokenizer.add_special_tokens(["</s>"])
+    (source := tmp_path / "source").mkdir()
+    tokenizer.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps(ends))
+    first = small_build(tmp_path / "first", json_lines, 10**6, tokenizer=str(source))
+    second = small_build(tmp_path / "second", json_lines, 10**6, tokenizer=str(tmp_path / "first"))
+    assert first.end_of_text == second.end_of_text == tokenizer.token_to_id(ends["eos_token"])
+    assert first.splits == second.splits
 
 
 def test_the_end_of_text_is_not_declared_by_files_beside_another_name(tmp_path):

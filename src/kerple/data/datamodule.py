@@ -66,7 +66,8 @@ class TokenShards(ShardOptions, LightningDataModule):
 
         Raises:
             UserError: A manifest is missing or damaged, a vocabulary is larger than `vocabulary`, or a part of the
-                mixture was prepared with another tokenizer or other `split_fractions` than the folder.
+                mixture was prepared with another tokenizer or end-of-text token, or other `split_fractions`, than the
+                folder.
         """
         _ = self.folder
         if stage not in ("test", "predict"):  # which use only the folder
@@ -92,9 +93,13 @@ class TokenShards(ShardOptions, LightningDataModule):
         parts = [Part.open(name, self.cache, self.cache_gb) for name in self.mixture]
         for part in parts:
             tokenizer = f"the tokenizer.json in {self.location}" if is_url(self.location) else self.location
-            expected = f"the tokenizer of {self.location}; prepare it with --data.tokenizer {tokenizer}"
+            advice = f"prepare it with --data.tokenizer {tokenizer}"
             same = part.folder.manifest.tokenizer == self.manifest.tokenizer
+            expected = f"the tokenizer of {self.location}; {advice}"
             require(same, "data.mixture", f"{part.name} with another tokenizer", expected)
+            ends = [folder.manifest.end_of_text for folder in (part.folder, self.folder)]
+            given, expected = f"{part.name} with the end-of-text token {ends[0]}", f"{ends[1]}, as in {self.location}"
+            require(ends[0] == ends[1], "data.mixture", given, f"{expected}; {advice}")
             # a hash of a document's text determines its split, so that with equal fractions no document for validation
             # of one part is in the training split of another
             fractions = [folder.manifest.settings.get("split_fractions") for folder in (part.folder, self.folder)]
@@ -125,23 +130,25 @@ class TokenShards(ShardOptions, LightningDataModule):
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def state_dict(self) -> dict[str, str]:
-        """Return checksums of the tokenizer and of the training data, which Lightning stores in checkpoints.
+    def state_dict(self) -> dict[str, str | int]:
+        """Return checksums of the tokenizer and the training data, and the end-of-text token, for checkpoints.
 
         With `sections`, the order of the samples depends on the sizes of the shards, which have a checksum, too.
         """
-        state = {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
+        state: dict[str, str | int] = {"tokenizer": self.manifest.tokenizer, "training": self._training_checksum}
+        state["end_of_text"] = self.manifest.end_of_text
         return state if self.sections is None else state | {"shards": self._shards_checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Compare the checksums in a checkpoint with those of these shards. Missing checksums are not compared.
+        """Compare the state in a checkpoint with that of these shards. Missing entries are not compared.
 
         Raises:
-            UserError: The tokenizer differs, or a fit is resumed with other training tokens, or with `sections` and
-                another division of these tokens into shards.
+            UserError: The tokenizer or its end-of-text token differs, or a fit is resumed with other training tokens,
+                or with `sections` and another division of these tokens into shards.
         """
         state = state if isinstance(state, dict) else {}  # a damaged checkpoint may have anything here
         same = state.get("tokenizer", self.manifest.tokenizer) == self.manifest.tokenizer
+        same = same and state.get("end_of_text", self.manifest.end_of_text) == self.manifest.end_of_text
         expected = "shards with the tokenizer of the checkpoint; give the folder of the training data"
         require(same, "data.directory", self.location, expected)
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING

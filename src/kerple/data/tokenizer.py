@@ -102,10 +102,11 @@ def without_truncation(tokenizer: Tokenizer) -> Tokenizer:
 def end_of_text(tokenizer: Tokenizer, source: str, declared: Sequence[str | int] = ()) -> int:
     """Return the id of the end-of-text token. It is the first of these tokens that the tokenizer has:
 
-    1. one of `DOCUMENT_ENDS`,
-    2. a token that is declared by its name, or a special token that is declared by its id,
-    3. one of `OTHER_ENDS`,
-    4. any other declared token. Its id is often the default of the model's class.
+    1. that of the shards in the folder of the tokenizer,
+    2. one of `DOCUMENT_ENDS`,
+    3. a token that is declared by its name, or a special token that is declared by its id,
+    4. one of `OTHER_ENDS`,
+    5. any other declared token. Its id is often the default of the model's class.
 
     Args:
         tokenizer: The tokenizer.
@@ -121,11 +122,13 @@ def end_of_text(tokenizer: Tokenizer, source: str, declared: Sequence[str | int]
     found = [end for entry in [[*declared], *entries] for end in (entry if isinstance(entry, list) else [entry])]
     named = [end.get("content") if isinstance(end, dict) else end for end in found]
     ends = [end for end in named if isinstance(end, str) or (type(end) is int and 0 <= end < 1 << 32)]
+    # the files beside the tokenizer of the shards may be missing in their folder
+    of_shards = [end for end in [files.get("manifest.json", {}).get("end_of_text")] if end in ends]
     special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     reliable = [end for end in ends if isinstance(end, str) or end in special]
     # transformers may add a token that the model does not have
     rows = size if isinstance(size := files.get("config.json", {}).get("vocab_size"), int) else math.inf
-    for end in (*DOCUMENT_ENDS, *reliable, *OTHER_ENDS, *ends):
+    for end in (*of_shards, *DOCUMENT_ENDS, *reliable, *OTHER_ENDS, *ends):
         number = tokenizer.token_to_id(end) if isinstance(end, str) else end
         if number is not None and number < rows and tokenizer.id_to_token(number) is not None:
             return number
