@@ -1,6 +1,7 @@
 """Shards at a URL: copied once, compared with their checksums, and read like local ones."""
 
 import errno
+import json
 import resource
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from filelock import FileLock
 
 from kerple.base.errors import UserError
 from kerple.data import remote_shards
-from kerple.data.manifest import SPLITS
+from kerple.data.manifest import MANIFEST_FILE, SPLITS
 from kerple.data.shards import Folder, TokenStream, verify
 from tests.web_server import Clock, answer, send_slowly, serving, truncate
 
@@ -190,6 +191,17 @@ def test_a_file_with_another_checksum_is_refused(server, cache, name):
     with pytest.raises(UserError, match=rf"{server.url}/{name}: its sha256 differs from the manifest"):
         verify(Folder(server.url, cache, GB))
     assert name not in copies(cache)
+
+
+@pytest.mark.parametrize("change", [-1, 1, 10**9])
+@pytest.mark.parametrize("protocol", ["http", "file"])
+def test_a_shard_of_another_size_than_in_the_manifest_is_refused(server, cache, protocol, change):
+    manifest = json.loads((server.folder / MANIFEST_FILE).read_text())
+    manifest["splits"]["train"]["shards"][0]["tokens"] += 256 * change  # a tar file is padded to 512 bytes
+    (server.folder / MANIFEST_FILE).write_text(json.dumps(manifest))
+    url = server.url if protocol == "http" else f"file://{server.folder}"
+    with pytest.raises(UserError, match=rf"{url}/train-00000\.tar: is not \d+ bytes long, as in the manifest; copy"):
+        TokenStream(Folder(url, cache, 1e4), "train")[:5]
 
 
 def test_a_copy_that_was_damaged_is_fetched_again(server, cache, prepared):

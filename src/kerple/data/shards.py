@@ -8,6 +8,7 @@ order.
 
 import hashlib
 import json
+import os
 import tarfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,7 +106,11 @@ class Folder:
         """
         name, sha256, size = self._entry(split, number)
         if self.remote:
-            return self.remote.open(name, sha256, size, patience)
+            file = self.remote.open(name, sha256, size, patience)
+            if os.fstat(file.fileno()).st_size != size:
+                file.close()
+                raise UserError(f"{self.location}/{name}: is not {size} bytes long, as in the manifest; {COPY}")
+            return file
         self._check_size(name, size)
         return self._checked_file(name, sha256, recheck)
 
