@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tarfile
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,44 @@ def test_a_text_file_and_another_format_of_the_same_name_are_refused(tmp_path, o
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=rf"such as '\*{other.removeprefix('notes')}'"):
         read("*")
+
+
+SEVERAL = ["a.json", "a.jsonl", "a.jsonl.gz", "a.NDJSON", "a.parquet", "a.tar", "a.tar.zst", "a.tgz"]
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(sorted(SEVERAL), 2)])
+def test_two_files_of_several_documents_with_the_same_name_are_refused(tmp_path, one, other):
+    for name in ("a.v1.jsonl", one, other):
+        (tmp_path / name).write_bytes(LINES)
+    with pytest.raises(UserError, match=rf"got .*/{one} and .*/{other}, which may have the same text; rename"):
+        read(tmp_path)
+
+
+def archive_of(path: Path, *names: str) -> Path:
+    contents = {".gz": gzip.compress(LINES), ".npy": np.lib.format.magic(1, 0)}
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            add(archive, name, contents.get(Path(name).suffix, LINES))
+    return path
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("x.txt", "x.txt.gz"), ("x.txt", "x.txt"), ("x.txt", "y.txt", "x.txt"), ("x.jsonl", "x.jsonl"),
+        ("x.md", "x.md.gz"),
+        ("x.jsonl", "x.txt"), ("x.txt", "x.jsonl"), ("x.jsonl", "x.jsonl.gz"), ("x.jsonl", "x.ndjson"),
+        ("x.json", "x.jsonl"), ("x.jsonl", "x.npy"), ("x.json", "x.jsonl", "x.txt"), ("d/x.jsonl", "d/x.txt"),
+    ],
+)  # fmt: skip
+def test_two_members_of_a_tar_file_that_may_have_the_same_text_are_refused(tmp_path, names):
+    with pytest.raises(UserError, match=r"got .*x\..* (and .*x\..*|twice) in .*a\.tar.*; .*remove one$"):
+        read(archive_of(tmp_path / "a.tar", *names))
+
+
+def test_members_of_a_tar_file_with_other_names_are_all_read(tmp_path):
+    names = ("c4.0.jsonl", "c4.1.jsonl.gz", "d/c4.0.jsonl", "e.jsonl", "f.json", "f.v1.json", "g.0.jsonl", "g.txt")
+    assert read(archive_of(tmp_path / "a.tar", *names)) == [*TEXTS * 7, LINES.decode()]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.jsonl"])

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -87,20 +87,10 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
         encoding: Encodings of text files, see `ShardOptions.encoding`.
 
     Raises:
-        UserError: A text file and a file of another format have the same name, a file is beside its compressed copy, or
-            a file cannot be read.
+        UserError: Two files may have the same text (`_refuse_copies`), or a file cannot be read.
     """
     containers = {path for path in paths if has_extension(path, CONTAINERS) or _has_json_lines(path, text_field)}
-    texts = {_stem(path): path for path in paths if path not in containers} if containers else {}
-    for path in sorted(containers):
-        if text := texts.get(_stem(path)):
-            given = f"got {text} and {path}, which may have the same text"
-            pattern = os.path.join(os.path.dirname(path), "*" + "".join(Path(without_query(path)).suffixes))
-            raise UserError(f"data.corpus: {given}; rename or remove one, or give a pattern, such as '{pattern}'")
-    uncompressed: dict[str, str] = {}
-    for path in paths:
-        if (other := uncompressed.setdefault(_uncompressed(path), path)) != path:  # gzip -k and zstd keep the file
-            raise UserError(f"data.corpus: got {other} and {path}, which may have the same text; remove one")
+    _refuse_copies([path for path in paths if path not in containers], sorted(containers))
     for path in paths:
         if path not in containers:
             yield read_text(path, encoding)
@@ -113,6 +103,28 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
                     yield from read_tar(content, path, text_field, encoding)
                 else:
                     yield from read_lines(content, path, text_field)
+
+
+def _refuse_copies(texts: Iterable[str], containers: Iterable[str], archive: str = "") -> None:
+    """Raise a UserError if a text file is beside its compressed copy, or a container has the name of another file.
+
+    Args:
+        texts: Paths of text files.
+        containers: Paths of files with several documents.
+        archive: Path of the tar file with these files; empty for files on the disk.
+    """
+    place, packed, stems = f" in {archive}" if archive else "", dict[str, str](), dict[str, str]()
+    for path in texts:  # gzip -k and zstd keep the file
+        if (other := packed.setdefault(_uncompressed(path), path)) != path:
+            given = f"got {other} and {path}{place}, which may have the same text"
+            raise UserError(f"data.corpus: {given}; remove one")
+        stems[_stem(path)] = path
+    for path in containers:
+        if (other := stems.setdefault(_stem(path), path)) != path:
+            given = f"got {other} and {path}{place}, which may have the same text"
+            pattern = os.path.join(os.path.dirname(path), "*" + "".join(Path(without_query(path)).suffixes))
+            advice = "" if archive else f", or give a pattern, such as '{pattern}'"
+            raise UserError(f"data.corpus: {given}; rename or remove one{advice}")
 
 
 def _stem(path: str) -> str:
@@ -262,24 +274,31 @@ def read_tar(file: IO[bytes], name: str, text_field: str, encoding: str = "utf-8
 
     Consecutive members whose names differ only in their extensions are a sample of WebDataset. If one of them is a
     .txt or .text file, the others, such as .json files, are its metadata and are left out. Without a text, .npy files
-    with token ids take its place, and without these, .json files with JSON lines.
+    with token ids take its place, and without these, .json files with JSON lines. A .jsonl or .ndjson file is never
+    metadata.
 
     Members are not extracted to the disk. Members that are not regular files, such as links, are skipped.
 
     Raises:
-        UserError: The file cannot be read to its end.
+        UserError: The file cannot be read to its end, has two members of one name, or two of a sample that may have the
+            same text (`_refuse_copies`).
     """
+    names = set[str]()
     try:
         with tarfile.open(fileobj=file, mode="r|") as archive:
             for _, members in groupby(filter(tarfile.TarInfo.isreg, archive), _sample):
-                sample = list[tuple[str, bytes]]()
+                sample, lines = list[tuple[str, bytes]](), list[str]()
                 for member in members:
+                    if member.name in names:
+                        raise UserError(f"data.corpus: got {member.name} twice in {name}; remove one")
+                    names.add(member.name)
                     content = cast("IO[bytes]", archive.extractfile(member))
                     if has_extension(member.name, LINES):
+                        lines.append(member.name)
                         yield from read_lines(decompress(content, member.name), f"{name}: {member.name}", text_field)
                     else:
                         sample.append((member.name, content.read()))
-                yield from _read_sample(sample, name, text_field, encoding)
+                yield from _read_sample(sample, lines, name, text_field, encoding)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # tarfile and the decompressing libraries raise different errors
@@ -293,12 +312,16 @@ def _sample(member: tarfile.TarInfo) -> str:
 
 
 def _read_sample(
-    sample: list[tuple[str, bytes]], name: str, text_field: str, encoding: str
+    sample: list[tuple[str, bytes]], lines: list[str], name: str, text_field: str, encoding: str
 ) -> Iterator[Document | Fault]:
-    """Yield the documents of members of a tar file, which are given as names and contents, and belong to one sample."""
+    """Yield the documents of members of a tar file, which are given as names and contents, and belong to one sample.
+
+    ``lines`` has the names of its .jsonl and .ndjson files, which are read already.
+    """
     candidates = [[member for member, _ in sample if has_extension(member, kind)] for kind in (SAMPLE_TEXTS, IDS)]
     candidates.append([member for member, packed in sample if _has_json_lines(member, text_field, packed)])
     texts = next(filter(None, candidates), [member for member, _ in sample])
+    _refuse_copies(texts, lines, name)
     for member, packed in sample:
         if member not in texts:
             yield Fault(f"{name}: {member}", "metadata", 0, f"its name is that of {texts[0]}, which has the text")
