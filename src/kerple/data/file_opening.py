@@ -2,6 +2,7 @@
 
 import glob
 import gzip
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,15 @@ def without_query(path: str) -> str:
     Other paths are returned unchanged.
     """
     return path.partition("?")[0].partition("#")[0] if path.startswith(("http://", "https://")) else path
+
+
+def hide_query(path: str) -> str:
+    """Return a web address with a hash in place of its query and fragment, which may contain a secret.
+
+    Other paths are returned unchanged.
+    """
+    address = without_query(path)
+    return path if address == path else f"{address}?{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
 def has_extension(path: str, extensions: str | tuple[str, ...]) -> bool:

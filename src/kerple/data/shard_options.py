@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kerple.base.errors import require
 from kerple.base.processor_cores import check_workers
-from kerple.data.file_opening import without_query
+from kerple.data.file_opening import hide_query, without_query
 from kerple.data.remote_shards import is_url
 from kerple.data.tokenizer import MODEL_PREFIX, TRAINED_HERE
 
@@ -149,9 +149,13 @@ class ShardOptions:
         self.source_folder = self.source or f"{self.cache}/{(self.corpus or '').partition('-')[0]}"
 
     def content_options(self) -> dict[str, Any]:
-        """Return the options on which the content of the shards depends, with values that JSON can represent."""
+        """Return the options on which the content of the shards depends, with values that JSON can represent.
+
+        The corpus has no query, which may be a secret (`hide_query`).
+        """
         names = ("corpus", "tokenizer", "vocabulary", "split_fractions", "text_field", "encoding", "drop_duplicates")
-        return {name: getattr(self, name) for name in names} | {"split_fractions": list(self.split_fractions)}
+        changes = {"corpus": self.corpus and hide_query(self.corpus), "split_fractions": list(self.split_fractions)}
+        return {name: getattr(self, name) for name in names} | changes
 
 
 def _is_encoding(name: str) -> bool:

@@ -249,6 +249,32 @@ def test_a_corpus_at_a_url_is_read(tmp_path):
             read(corpus.replace("c.jsonl", "none.jsonl"))
 
 
+@pytest.mark.parametrize("name", ["c.jsonl", "c.txt", "c.parquet", "c.tar"])
+def test_the_query_of_a_url_which_may_be_a_secret_is_compared_but_not_written(prepared, tmp_path, name, capsys):
+    (tmp_path / "served").mkdir()
+    if name == "c.parquet":
+        parquet.write_table(pyarrow.table({"text": [*TEXTS, None]}), tmp_path / "served" / name)
+    elif name == "c.tar":
+        archive_of(tmp_path / "served/c.tar", "x.jsonl", "y.txt")
+    else:
+        (tmp_path / "served" / name).write_bytes(LINES + b"{" * (name == "c.jsonl"))
+    options = {"tokenizer": str(prepared), "split_fractions": (0.0, 0.0, 1.0)}  # test documents have names
+    with serving(tmp_path / "served") as server:
+        corpus = f"{server.url}/{name}?sig=SECRET"
+        manifest = small_build(tmp_path / "out", corpus, **options)
+        assert manifest.settings["corpus"].startswith(f"{server.url}/{name}?")
+        assert small_build(tmp_path / "out", corpus, **options) == manifest
+        with pytest.raises(UserError, match=r"settings: corpus was .*; choose another folder"):
+            small_build(tmp_path / "out", f"{server.url}/{name}?sig=ANOTHER", **options)
+        old = json.loads((tmp_path / "out/manifest.json").read_text())  # earlier versions wrote the query
+        old["settings"]["corpus"] = corpus
+        files = [*(tmp_path / "out").rglob("*")]
+        assert not any(b"SECRET" in path.read_bytes() for path in files if path.is_file())
+        (tmp_path / "out/manifest.json").write_text(json.dumps(old))
+        small_build(tmp_path / "out", corpus, **options)
+    assert "SECRET" not in capsys.readouterr().err
+
+
 INDEX = """<a href="?C=N;O=D">Name</a> <a href="?C=M;O=A">Last modified</a> <a href="/">Parent Directory</a>
 <a href="/w/">here</a> <a href="a.txt">a.txt</a> <a href="b.md">b.md</a> <a href="sub/">sub/</a>"""
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from kerple.base.atomic import refuse_links, write
 from kerple.base.errors import NO_FOLDER, UserError, require
 from kerple.config.files import read_mapping
-from kerple.data.file_opening import is_remote
+from kerple.data.file_opening import hide_query, is_remote
 from kerple.data.manifest import MANIFEST_FILE, SPLITS, TEST_DOCUMENTS, Manifest, Shard, Split, token_dtype
 from kerple.data.prepare.corpora import CORPORA, Corpus, find_corpus
 from kerple.data.prepare.corpus_reader import CorpusReader, cut_into_parts
@@ -146,6 +146,8 @@ def check_prepared(options: ShardOptions) -> Manifest:
 def _compare_settings(location: str, before: dict[str, Any], now: dict[str, Any], advice: str = "") -> None:
     """Raise a UserError, which ends with ``advice``, if a folder was prepared with other values of the settings."""
     before = {"encoding": "utf-8"} | before  # of folders that were prepared before this option existed
+    if hide_query(str(before.get("corpus"))) == now.get("corpus"):  # earlier versions stored the query
+        before["corpus"] = now["corpus"]
     changes = [f"{name} was {before.get(name)!r}, is {now[name]!r}" for name in now if before.get(name) != now[name]]
     if changes:
         given = f"got {location}, which was prepared with other settings: {'; '.join(changes)}"

@@ -97,12 +97,13 @@ def read_files(paths: list[str], text_field: str, encoding: str = "utf-8") -> It
         elif has_extension(path, PARQUET):
             yield from read_parquet(path, text_field)
         else:
+            name = without_query(path)  # names are written to the folder of the shards
             with open_bytes(path) as file:
-                content = decompress(file, path)
-                if has_extension(path, TARS):
-                    yield from read_tar(content, path, text_field, encoding)
+                content = decompress(file, name)
+                if has_extension(name, TARS):
+                    yield from read_tar(content, name, text_field, encoding)
                 else:
-                    yield from read_lines(content, path, text_field)
+                    yield from read_lines(content, name, text_field)
 
 
 def _refuse_copies(texts: Iterable[str], containers: Iterable[str], archive: str = "") -> None:
@@ -140,11 +141,12 @@ def _uncompressed(path: str) -> str:
 
 def read_text(path: str, encoding: str) -> Document | Fault:
     """Return the document in a text file, which may be compressed."""
+    name = without_query(path)
     with open_bytes(path) as file:
         try:
-            return as_document(decompress(file, path).read(), path, encoding)
+            return as_document(decompress(file, name).read(), name, encoding)
         except Exception as error:  # gzip, zlib and zstandard raise different errors
-            return _damaged_file(path, file.tell(), error)
+            return _damaged_file(name, file.tell(), error)
 
 
 def _has_json_lines(path: str, text_field: str, content: bytes | None = None) -> bool:
@@ -361,7 +363,7 @@ def read_parquet(path: str, text_field: str) -> Iterator[Document | Fault]:
             # as bytes, because pyarrow raises an error for a string that is not UTF-8
             texts = chain.from_iterable(batch.column(0).cast("binary").to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
-                yield as_document(text, f"{path}:{number}")
+                yield as_document(text, f"{without_query(path)}:{number}")
         except (OSError, ValueError, LookupError, NotImplementedError) as error:  # base classes of pyarrow's errors
             given = f"{path} cannot be read as Parquet with a column {text_field!r} ({error})"
             raise UserError(f"data.corpus: {given}; set data.text_field, or repair the file") from error
