@@ -131,6 +131,18 @@ def test_a_server_that_does_not_answer_is_asked_for_two_minutes(server, cache, c
     assert 60 <= requests[-1] <= 120
 
 
+@pytest.mark.parametrize(("status", "attempts"), [(503, 3), (429, 3), (404, 1), (403, 1)])
+def test_a_manifest_is_requested_again_like_a_shard(server, cache, prepared, capfd, status, attempts):
+    server.handler.fault = lambda handler, number: number < 3 and answer(status)(handler, number)
+    if attempts == 1:
+        with pytest.raises(UserError, match=r"/manifest\.json cannot be read"):
+            Folder(server.url, cache, GB)
+    else:
+        assert Folder(server.url, cache, GB).manifest == Folder(prepared).manifest
+        assert f"{server.url}/manifest.json: ClientResponseError: {status}" in capfd.readouterr().err
+    assert server.handler.requests == ["/manifest.json"] * attempts
+
+
 def test_a_full_memory_is_no_error_of_the_server(server, cache, monkeypatch):
     folder, requests = Folder(server.url, cache, GB), []
     full = SimpleNamespace(cat_file=lambda url: requests.append(url) or throw(MemoryError()))

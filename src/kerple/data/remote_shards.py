@@ -10,10 +10,11 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -26,6 +27,8 @@ VERIFIED = "verified"  # kind of the notes with the ctime and sha256 of each fil
 TIMEOUT = 60.0  # seconds without a byte after which a connection counts as broken
 PATIENCE = 120.0  # seconds after which no other attempt begins
 PASSING = (408, 425, 429)  # status codes from 400 to 499 with which a server asks to try again
+
+Result = TypeVar("Result")
 
 
 class UnreachableShards(UserError):
@@ -88,7 +91,7 @@ class RemoteFiles:
         Raises:
             UserError: The file cannot be read.
         """
-        return _open_url(f"{self.url}/{name}").read()
+        return self._retry(lambda: _open_url(f"{self.url}/{name}").read(), name)
 
     def open(self, name: str, sha256: str, size: int = 0, patience: float = PATIENCE) -> BinaryIO:
         """Open the copy of a file, after fetching it if it is missing. Other processes wait for it.
@@ -134,22 +137,30 @@ class RemoteFiles:
         self._make_room(size)
         gopen_schemes[SCHEME] = lambda url, *_: _open_url(url.removeprefix(f"{SCHEME}:"))
         cache = FileCache(str(self.directory), url_to_name=lambda _: copy.name, validator=is_intact_copy)
+
+        def write_copy() -> None:
+            try:
+                cache.get_file(f"{SCHEME}:{self.url}/{name}")
+            except OSError as error:
+                error.filename = error.filename or str(copy)  # missing if a write fails, for example on a full disk
+                raise
+            finally:
+                self._remove_parts(copy)
+
+        self._retry(write_copy, name, patience)
+
+    def _retry(self, read: Callable[[], Result], name: str, patience: float = PATIENCE) -> Result:
+        """Call a function that reads a file, again after an error that may pass. See `open` for the arguments."""
         pause, end = 1.0, time.monotonic() + patience
         while True:
             try:
-                cache.get_file(f"{SCHEME}:{self.url}/{name}")
-                return
+                return read()
             except UnreachableShards as error:
                 if time.monotonic() + pause > end or not _may_pass(error.__cause__):
                     raise
                 print(f"{self.url}/{name}: {_describe(error.__cause__)}; trying again", file=sys.stderr, flush=True)
                 time.sleep(pause)
                 pause *= 1.5
-            except OSError as error:
-                error.filename = error.filename or str(copy)  # missing if a write fails, for example on a full disk
-                raise
-            finally:
-                self._remove_parts(copy)
 
     def _remove_parts(self, copy: Path) -> None:
         """Delete the incomplete files of a copy."""
