@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kerple.compare.resolution import prepare_and_checksum, read_checksum
 from kerple.data import TokenShards
+from kerple.data.loader import TrainingLoader
 from kerple.data.order import Order
 from tests.data.conftest import small_build, write_lines
 from tests.toy import Line, trainer
@@ -106,6 +107,29 @@ def test_a_run_continues_from_its_state_with_another_number_of_devices(module, w
     assert torch.equal(rows(*again), expected[16:])
     with pytest.raises(ValueError, match=r"got batches of .* over all devices, expected a divisor of 0 and 16, "):
         module(batch_size=5).train_dataloader().load_state_dict(state)
+
+
+@pytest.mark.parametrize("samples", [None, 50])
+@pytest.mark.parametrize("read", [1, 5])
+def test_a_run_with_epochs_continues_only_with_as_many_samples_in_an_epoch(module, samples, read):
+    """In the first epoch and in a later one."""
+
+    def loader(ranks: int, size: int) -> TrainingLoader:
+        return module(0, ranks, max_steps=-1, samples=samples, batch_size=size).train_dataloader()
+
+    available = loader(1, 1).batches
+    first, epoch = loader(1, 12), available - available % 12
+    first.start, first.done = (read - 1) * len(first), 1
+    state = first.state_dict()
+    for ranks, size in ((1, 12), (2, 6), (1, 1), (1, 6), (3, 2), (1, 4), (2, 1)):
+        again = loader(ranks, size)
+        again.load_state_dict({key: value for key, value in state.items() if key != "samples_of_epoch"})  # earlier
+        if len(again) * ranks * size == epoch:
+            again.load_state_dict(state)
+        else:
+            expected = rf"^data\.batch_size: got an epoch of \d+ samples, expected {epoch} as in the earlier run; "
+            with pytest.raises(ValueError, match=expected):
+                again.load_state_dict(state)
 
 
 def test_the_checksum_of_prepared_shards_is_read_without_preparing_others(prepared, tmp_path):

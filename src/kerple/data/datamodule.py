@@ -176,8 +176,9 @@ class TokenShards(ShardOptions, LightningDataModule):
             order = Mixture(parts, [round(1000 * weight) for weight in self.mixture.values()], self.seed)
             read = order.read
         batch_samples, available = self.batch_size * world_size, self.samples or order.samples  # of all ranks
+        repeats = True
         if self.samples is None and self.trainer is not None and self.trainer.max_steps > 0:
-            batches = batches_of_run(self.trainer)
+            batches, repeats = batches_of_run(self.trainer), False  # the run has one epoch
         else:
             batches = available // batch_samples
             advice = "increase data.samples" if self.samples else "decrease data.length, or use a larger corpus"
@@ -198,6 +199,7 @@ class TokenShards(ShardOptions, LightningDataModule):
         if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
             loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
         loader.epoch = batches_of_epoch(getattr(self.trainer, "limit_train_batches", None), batches)
+        loader.repeats = repeats
         loader.batches_per_read = max(1, READ // (self.batch_size * self.length))
         return loader
 

@@ -121,10 +121,10 @@ class TrainingLoader:
 
     The state holds two numbers of samples that all ranks together have received: before this epoch, and in this epoch.
     Batches that workers have only loaded ahead do not count. A run can resume with another number of ranks, workers or
-    accumulation steps if the new W·B divides both numbers. An epoch has only whole micro-batches, so with several
-    epochs W·B must also divide the number of samples of an epoch, or other samples are left out after the change.
-    torchdata's `StatefulDataLoader` does not allow this. This class is not a `DataLoader`, because Lightning would
-    replace the order of the samples.
+    accumulation steps if the new W·B divides both numbers. An epoch has only whole micro-batches, so that another W·B
+    may change its number of samples, which is an error if the epochs repeat the same samples. torchdata's
+    `StatefulDataLoader` does not allow another number of ranks. This class is not a `DataLoader`, because Lightning
+    would replace the order of the samples.
 
     Args:
         read: Returns a batch of samples from their indices, or from their places if `locate` is given. The indices of
@@ -145,6 +145,7 @@ class TrainingLoader:
             the number of samples. The first call of an epoch reads one, and each further call up to twice as many as
             the one before, so that the first step waits only for its own shards.
         epoch: Number of micro-batches after which the Trainer ends an epoch; None for ``batches``.
+        repeats: Whether all epochs have the same samples.
     """
 
     read: Callable[[Sequence[int]], Batch]
@@ -160,6 +161,7 @@ class TrainingLoader:
     ahead: int = 0
     batches_per_read: int = 1
     epoch: int | None = None
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         self.samples = self.batch_size * self.world_size  # number of samples in a micro-batch
@@ -237,14 +239,19 @@ class TrainingLoader:
             yield samples if self.locate is None else self.locate(samples.ravel()).reshape(samples.shape)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the numbers of samples that all ranks together received before this epoch and in it."""
-        return {"samples_before_epoch": self.start * self.samples, "samples_in_epoch": self.done * self.samples}
+        """Return the numbers of samples that all ranks together received before this epoch and in it.
+
+        With `repeats`, the state also has the number of samples of an epoch.
+        """
+        state = {"samples_before_epoch": self.start * self.samples, "samples_in_epoch": self.done * self.samples}
+        return state | {"samples_of_epoch": len(self) * self.samples} if self.repeats else state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the numbers of samples in ``state``, which `state_dict` of an earlier run has returned.
 
         Raises:
-            UserError: One of the numbers is not a multiple of the number of samples in a micro-batch of all ranks.
+            UserError: One of the numbers is not a multiple of the number of samples in a micro-batch of all ranks, or
+                epochs that have the same samples had another number of them.
         """
         before, inside = (state[f"samples_{when}_epoch"] for when in ("before", "in"))
         valid = before % self.samples == inside % self.samples == 0
@@ -252,6 +259,10 @@ class TrainingLoader:
         advice = "use the batch_size and devices of the earlier run"
         given = f"batches of {self.samples} samples over all devices"
         require(valid, "data.batch_size", given, f"{expected}; {advice}")
+        size = len(self) * self.samples
+        earlier = state.get("samples_of_epoch", size) if self.repeats else size  # missing in earlier versions
+        given, expected = f"an epoch of {size} samples", f"{earlier} as in the earlier run; {advice}"
+        require(size == earlier, "data.batch_size", given, expected)
         self.start, self.done, self.resumed = before // self.samples, inside // self.samples, True
 
 
