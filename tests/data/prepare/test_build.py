@@ -83,6 +83,17 @@ def test_a_finished_part_whose_text_has_changed_is_tokenised_again(documents, tm
     assert changed.splits == small_build(tmp_path / "fresh", corpus, tokenizer=str(tmp_path / "out")).splits
 
 
+def test_a_tokenizer_whose_text_has_changed_is_trained_again(documents, tmp_path):
+    corpus = write_lines(tmp_path / "c.jsonl", documents)
+    stop_before_the_manifest(tmp_path / "out", corpus)
+    before, times = load_tokenizer(str(tmp_path / "out")).to_str(), corpus.stat()
+    corpus.write_text(corpus.read_text().replace("wolves", "xqxqxq").replace("seven", "zjzjz"))
+    os.utime(corpus, ns=(times.st_atime_ns, times.st_mtime_ns))  # as by a copy that keeps the times
+    assert small_build(tmp_path / "out", corpus) == small_build(tmp_path / "fresh", corpus)
+    assert load_tokenizer(str(tmp_path / "out")).to_str() != before
+    verify(Folder(tmp_path / "out"))
+
+
 def test_the_tokenizer_of_the_user_is_used_where_a_trained_one_is_part_of_the_package(prepared, tmp_path):
     options = ShardOptions("code", str(prepared), 2048, str(tmp_path))
     given = build._accepted(load_tokenizer(options.tokenizer), options)

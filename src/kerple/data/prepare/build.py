@@ -199,7 +199,8 @@ def _corpus_tokenizer(
         corpus: The corpus.
         settings: Settings of the preparation. They are compared with those of an interrupted preparation.
         given: The tokenizer that ``data.tokenizer`` names. It may differ from that of an interrupted preparation. None
-            if the preparation trains a tokenizer. It is trained once, and then read from the folder of the shards.
+            if the preparation trains a tokenizer. It is then read from the folder of the shards, and trained again if
+            a file of the corpus has changed.
 
     Raises:
         UserError: The folder has an unfinished preparation with other settings, or shards or a tokenizer but no
@@ -210,7 +211,9 @@ def _corpus_tokenizer(
         _discard(directory)  # the settings or the corpus were corrected
     if unfinished.exists():
         _compare_settings(options.location, read_mapping(unfinished), settings)
-        if given is None:
+        files = [unfinished, *(Path(path) for path in corpus.files if not is_remote(path))]
+        # a changed file may have the same size, and so the same settings; unlike the mtime, the ctime cannot be set
+        if given is None and max(files, key=lambda path: path.stat().st_ctime_ns) == unfinished:
             return load_tokenizer(str(directory))
     elif not unfinished.parent.exists():
         for file in chain(directory.glob("*.tar"), directory.glob("tokenizer.json")):
