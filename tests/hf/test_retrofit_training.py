@@ -61,15 +61,31 @@ def test_reentrant_checkpointing_is_an_error_of_one_line() -> None:
         trained(model)
 
 
-def test_a_model_on_several_devices_is_that_on_one(tmp_path: Path) -> None:
+PARTS = ["model.embed_tokens", "model.norm", "model.rotary_emb", "model.kerple", "lm_head"]
+PARTS += ["model.layers.0", "model.layers.1"]
+AUTO = {"device_map": "auto", "max_memory": {"cpu": 100_000}}  # offloads all but the embeddings
+
+
+@pytest.mark.parametrize("offloaded", ["model.layers.1", "model.embed_tokens", "model.kerple", "", "auto"])
+def test_a_model_with_offloaded_parts_is_that_on_one_device(offloaded: str, tmp_path: Path) -> None:
     """Layers that are read from the disk when they are needed have another device than the others before."""
-    retrofit(tiny("llama"), "KerpleLog").save_pretrained(tmp_path / "model")
+    retrofit(tiny("llama", tie_word_embeddings=False), "KerpleLog").save_pretrained(tmp_path / "model")
     expected = from_pretrained(str(tmp_path / "model"))(text(2, 24)).logits
-    places = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "model.kerple", "lm_head"], "cpu")
-    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
-    options = {"device_map": places, "offload_folder": str(tmp_path / "offload")}
-    model = from_pretrained(str(tmp_path / "model"), **options)
+    places = {"device_map": (dict.fromkeys(PARTS, "cpu") if offloaded else {}) | {offloaded: "disk"}}
+    options = AUTO if offloaded == "auto" else places
+    model = from_pretrained(str(tmp_path / "model"), offload_folder=str(tmp_path / "offload"), **options)
+    assert "disk" in model.hf_device_map.values()
     torch.testing.assert_close(model(text(2, 24)).logits, expected)
+    model.save_pretrained(tmp_path / "again")
+    torch.testing.assert_close(from_pretrained(str(tmp_path / "again"))(text(2, 24)).logits, expected)
+
+
+def test_a_model_with_offloaded_embeddings_gets_the_strategy_of_one_without(tmp_path: Path) -> None:
+    plain = tiny("llama", tie_word_embeddings=False)
+    plain.save_pretrained(tmp_path / "model")
+    options = {"device_map": {"": "disk"}, "offload_folder": str(tmp_path / "offload")}
+    model = retrofit(hf.AutoModelForCausalLM.from_pretrained(tmp_path / "model", **options), "ALiBi")
+    torch.testing.assert_close(model(text(2, 24)).logits, retrofit(plain, "ALiBi")(text(2, 24)).logits)
 
 
 WAYS = ("ddp", "fsdp2", "bf16")

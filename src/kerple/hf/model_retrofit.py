@@ -118,8 +118,14 @@ def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBu
         expected = "a strategy of queries, keys and positions, which attention functions of transformers receive"
         require(not any(position.uses(hook) for position in positions), "strategy", given, expected)
     positions = positions if len(positions) == 1 else [positions[i] for i in layers]
-    device = model.get_input_embeddings().weight.device
-    base.kerple = LayerStrategies(positions, shape, layers, entry["keep_rope"]).to(device)
+    base.kerple = LayerStrategies(positions, shape, layers, entry["keep_rope"]).to(input_device(model))
+
+
+def input_device(model: Any) -> torch.device:
+    """Return the device of a model's embeddings. If they are offloaded, this is the device that they are moved to."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    hook = getattr(model, "_hf_hook", None)  # of accelerate
+    return torch.device(hook.execution_device) if hook and device.type == "meta" else device
 
 
 def connect(model: Any) -> None:
@@ -195,7 +201,7 @@ def _layers_with_registry(model: Any) -> set[int]:
         called.add(module.layer_idx)
         return attention(module, *args, **options)
 
-    tokens = torch.zeros(1, 3, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    tokens = torch.zeros(1, 3, dtype=torch.int64, device=input_device(model))
     failure = f"model: {type(model).__name__} cannot run with a strategy"
     advice = "expected a model whose attention uses the registry of transformers (AttentionInterface)"
     try:

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from kerple.base.errors import require
-from kerple.hf.layer_strategies import NAME
-from kerple.hf.model_retrofit import add_strategies, connect, list_layers
+from kerple.hf.layer_strategies import NAME, LayerStrategies
+from kerple.hf.model_retrofit import add_strategies, connect, input_device, list_layers
 from kerple.hf.modeling import restore_buffers
 from kerple.hf.retrofit_config import ARCHITECTURE, KerpleRetrofitConfig, read_strategy, saved_as_retrofit
 from kerple.hf.windowed_attention import decoder
@@ -89,15 +90,26 @@ def _finish(model: Any, config: KerpleRetrofitConfig, strategy: StrategyBuilder 
     base = decoder(model)
     entry = _entry(config)
     saved_as_retrofit(model.config, entry)
-    if model.device.type == "meta":
+    dispatched = hasattr(model, "hf_device_map")
+    if model.device.type == "meta" and not dispatched:
         return
-    strategies = base.kerple
+    strategies = _without_offload(base.kerple, input_device(model)) if dispatched else base.kerple
     del base.kerple
     # transformers creates models without values, so the buffers are computed by another instance
     add_strategies(model, entry, *read_strategy(entry["strategy"], strategy))
     restore_buffers(strategies, base.kerple)
     base.kerple = strategies
     connect(model)
+
+
+def _without_offload(strategies: LayerStrategies, device: torch.device) -> LayerStrategies:
+    """Move strategies to a device, also if they are offloaded: attention uses their parameters outside of `forward`."""
+    from accelerate.hooks import remove_hook_from_module  # installed if a model is read with a device_map
+
+    for module in strategies.modules():
+        if (hook := getattr(module, "_hf_hook", None)) is not None:
+            hook.pre_forward(module)  # reads the parameters
+    return remove_hook_from_module(strategies, recurse=True).to(device)
 
 
 AutoConfig.register(KerpleRetrofitConfig.model_type, KerpleRetrofitConfig, exist_ok=True)
