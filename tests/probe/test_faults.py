@@ -213,6 +213,8 @@ def test_the_scaling_that_transformers_ignores_in_a_gguf_file_is_a_fault(tmp_pat
     assert probe_model(correct, config).faults == []
     with pytest.raises(UserError, match=r"expected torch\.float32"):
         probe_model(deepcopy(correct).bfloat16(), config)
+    with pytest.raises(UserError, match=r"model: got training mode, expected evaluation mode .*model\.eval"):
+        probe_model(deepcopy(correct).train(), config)
     unscaled = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
     assert "without yarn" in probe_model(unscaled, config).faults[0]
 

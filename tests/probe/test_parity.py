@@ -175,6 +175,13 @@ def test_a_port_that_is_right_at_position_0_is_found_with_its_layer():
         Side(port, "B", dtype=torch.bfloat16)
 
 
+def test_a_model_in_training_mode_is_refused_because_dropout_hides_faults():
+    model = build("llama")
+    for sides in ((model, deepcopy(model).train()), (deepcopy(model).train(), lambda tokens: model(tokens).logits)):
+        with pytest.raises(UserError, match=r"[AB]: got a model in training mode, expected .*; use model\.eval"):
+            compare(*sides)
+
+
 @pytest.mark.parametrize("kind", ["log_probs", "target_log_probs", "top_log_probs"])
 def test_a_file_of_another_engine_is_a_side(kind, tmp_path):
     model = build("llama")

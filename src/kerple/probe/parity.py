@@ -85,6 +85,8 @@ class Side:
             return self.source
         source, layers = self.source, nn.ModuleList()
         if self.is_model:
+            expected = "evaluation mode without dropout; use model.eval()"
+            require(not source.training, self.name, "a model in training mode", expected)
             source = deepcopy(source) if exact or self.dtype != torch.float32 else source
             layers = decoder_layers(source)
             if exact:
@@ -234,7 +236,8 @@ def parity(a: Side, b: Side, tokens: Tensor) -> Parity:
 
     Raises:
         UserError: If no side is a model, the vocabularies or the numbers of positions differ, an id is outside of the
-            vocabulary, a side cannot read the tokens, or its log-probabilities are not finite.
+            vocabulary, a model is in training mode, a side cannot read the tokens, or its log-probabilities are not
+            finite.
     """
     sides = (a, b)
     expected = "a model, whose rounding is measured; at most one side may be a file or a function"

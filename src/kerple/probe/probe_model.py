@@ -138,9 +138,11 @@ def probe_model(model: Any, config: Any, name: str = "", layers: bool = True, in
         invariances: Whether to test the invariances of the logits.
 
     Raises:
-        UserError: If the model is not in fp32. The rounding of other dtypes would look like a fault.
+        UserError: If the model is not in fp32, because the rounding of other dtypes would look like a fault, or in
+            training mode, because dropout would hide faults.
     """
     require(model.dtype == torch.float32, "model", model.dtype, "torch.float32; use model.float()")
+    require(not model.training, "model", "training mode", "evaluation mode without dropout; use model.eval()")
     report = Report(name or type(model).__name__, config.model_type)
     report.layers = measure_layers(model, config) if layers else []
     report.invariances = measure_invariances(model, config) if invariances else []
