@@ -14,6 +14,7 @@ import torch
 
 from kerple.base.errors import UserError
 from kerple.hf.pretrained_model_reader import read_fp32_model
+from kerple.probe.capture import SHORT
 from kerple.probe.layer_checks import measure_layers
 from kerple.probe.probe_model import probe_model
 from tests.hf.test_bos_and_gguf import YARN as YARN_IN_GGUF
@@ -225,6 +226,38 @@ def test_a_model_without_attention_does_not_pass():
     report = probe_model(model, model.config, invariances=False)
     assert report.outcome == "nothing could be measured; 0 of 2 layers measured"
     assert [layer.expected for layer in report.layers] == ["state-space layer"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "fails", "text"),
+    [
+        ("llama", lambda ids: ids.max() >= LENGTH // 2, f"positions up to {LENGTH - 1}"),
+        ("mistral", lambda ids: ids.shape[1] > SHORT, "a text longer than 36"),
+        ("llama", lambda ids: ids.shape[1] == 1, "decoding"),
+    ],
+)
+@pytest.mark.parametrize("error", [IndexError, ValueError])
+def test_a_layer_with_a_text_that_the_model_cannot_read_is_not_measured(name, fails, text, error):
+    model = build(name, **({"sliding_window": 36} if name == "mistral" else {}))
+
+    def rotate(x: torch.Tensor, position_ids: torch.Tensor, old: Any = model.model.rotary_emb.forward) -> Any:
+        if fails(position_ids):
+            raise error("out of range")
+        return old(x, position_ids)
+
+    model.model.rotary_emb.forward = rotate
+    report = probe_model(model, model.config, invariances=False)
+    assert report.outcome == "nothing could be measured; 0 of 4 layers measured"
+    (reason,) = {str(v.unknown) for v in report.layers}
+    assert reason.startswith(f"the model cannot read all inputs: {text} (")
+    assert reason.endswith(f"{error.__name__}: out of range)")
+
+
+def test_a_model_without_a_cache_is_measured_without_decoding():
+    model = build("llama")
+    model.register_forward_hook(lambda m, a, output: type(output)(logits=output.logits))
+    report = probe_model(model, model.config, invariances=False)
+    assert report.outcome == "no faults found; 4 of 4 layers measured"
 
 
 @pytest.mark.parametrize("kind", ["Dory", "RecurrentGemma"])

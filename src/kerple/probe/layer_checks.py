@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, describe
 from kerple.hf.position_limit import learned_positions
 from kerple.model import Transformer
 from kerple.probe.capture import SAME, SHORT, Call, captured, find_mixers, recorded_outputs, repeated_token
@@ -38,13 +38,15 @@ class Trace:
         label: Name of the text in messages.
         rows: Indices of the tokens in the input, (T,) int64.
         ids: Positions of the tokens, (T,) int64.
-        calls: The calls of each layer by its index, one call per forward pass. Empty if the model cannot read the text.
+        calls: The calls of each layer by its index, one call per forward pass. Layers after an error have none.
+        error: Type and first line of the error that the model raised, or None.
     """
 
     label: str
     rows: Tensor
     ids: Tensor
     calls: dict[int, list[Call]]
+    error: str | None = None
 
     def vectors(self, layer: int, name: str) -> Tensor:
         """Return the queries (``q``), keys (``k``) or values (``v``) of a layer for the T tokens, (heads, T, δ)."""
@@ -146,16 +148,19 @@ def _read(
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     parts = sizes if len(sizes) > 1 or cache is not None else None
-    tokens = torch.full((1, len(rows)), token, device=model.device)
-    with captured(model, mixers) as calls, suppress(UserError):  # `measure_invariances` reports such errors
-        read_logits(model, tokens, parts, cache, **options)
+    tokens, failure = torch.full((1, len(rows)), token, device=model.device), None
+    with captured(model, mixers) as calls:
+        try:
+            read_logits(model, tokens, parts, cache, **options)
+        except UserError as error:  # it has a cause, unless the model has no cache
+            failure = describe(error.__cause__) if error.__cause__ else None
     by_layer: dict[int, list[Call]] = {}
     for layer in {call.layer for call in calls}:
         found = [call for call in calls if call.layer == layer]
         found = found[:: max(1, len(found) // len(sizes))]  # of a layer that is run repeatedly, the first runs
         if sum(call.q.shape[1] for call in found) == len(rows):  # after an error, some tokens have no call
             by_layer[layer] = found
-    return Trace(label, rows, rows if ids is None else ids, by_layer)
+    return Trace(label, rows, rows if ids is None else ids, by_layer, failure)
 
 
 def _cache_of_zeros(earlier: Trace, length: int) -> Any:
@@ -179,6 +184,7 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         reason = "the forward pass failed, or attention does not use transformers' registry of attention functions"
         verdict.unknown = f"no attention call was recorded: {reason}"
         return verdict
+    failed = next((trace for trace in traces if trace.error and i not in trace.calls), None)
     traces = [trace for trace in traces if i in trace.calls]
     notes: list[str] = []
     for trace in traces:
@@ -204,6 +210,9 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
         reason = "probe does not know this family, type of RoPE or strategy"
         verdict.unknown = f"not verified, because {reason}; first differences: {first}"
         verdict.differences = []
+    if failed and not verdict.differences:
+        verdict.unknown = f"the model cannot read all inputs: {failed.label} ({failed.error})"
+        return verdict
     if layer.strategy and not verdict.unknown:
         verdict.unknown = f"{layer.strategy} acts inside the attention function, which probe replaces"
     if verdict.unknown and not notes:
