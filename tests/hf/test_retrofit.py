@@ -260,6 +260,44 @@ def test_a_saved_model_is_read_with_its_strategy_and_not_without(tmp_path: Any, 
         hf.AutoModelForCausalLM.from_pretrained(tmp_path / "0")
 
 
+READERS = [from_pretrained, hf.AutoModelForCausalLM.from_pretrained]
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}}
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    ("family", "strategy", "keep_rope", "changes"),
+    [
+        ("llama", "KerpleLog", False, {"use_cache": False, "output_hidden_states": True}),
+        ("llama", "KerpleLog", True, LINEAR),
+        ("llama", "FIRE", False, {"max_position_embeddings": 2 * LENGTH, "dtype": torch.bfloat16}),  # a longer training
+        ("gpt2", "ALiBi", False, {"num_attention_heads": 2, "attn_pdrop": 0.0}),
+    ],
+)
+def test_entries_of_the_configuration_are_changed_when_the_model_is_read(
+    read: Any, family: str, strategy: str, keep_rope: bool, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    retrofit(tiny(family), strategy, keep_rope).save_pretrained(tmp_path)
+    model, expected = read(tmp_path, **changes), retrofit(tiny(family, **changes), strategy, keep_rope)
+    assert {name: getattr(model.config, name) for name in changes} == changes
+    expected.to(model.dtype).load_state_dict(read(tmp_path, dtype=model.dtype).state_dict())
+    torch.testing.assert_close(model(text(2, 40)).logits, expected(text(2, 40)).logits)
+
+
+def test_attention_dropout_can_be_set_to_0_when_the_model_is_read(tmp_path: Path) -> None:
+    retrofit(tiny("llama", attention_dropout=0.1), KerpleLog).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"model: got dropout 0\.1 .* set it when the model is loaded"):
+        from_pretrained(tmp_path).train()(text(1, 9))
+    assert from_pretrained(tmp_path, attention_dropout=0.0).train()(text(1, 9)).logits.isfinite().all()
+
+
+def test_a_change_of_rope_parameters_is_refused_if_no_layer_has_rope(tmp_path: Path) -> None:
+    retrofit(tiny("llama"), KerpleLog).save_pretrained(tmp_path)
+    for read in READERS:
+        with pytest.raises(UserError, match=r"rope_parameters: got .*, expected none, because retrofit has replaced"):
+            read(tmp_path, **LINEAR)
+
+
 @pytest.mark.slow
 def test_push_to_hub_sends_the_files_that_are_read_back(tmp_path: Any, monkeypatch: Any) -> None:
     def no_card(*_: Any, **options: Any) -> None:

@@ -8,10 +8,15 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from kerple.base.errors import require
+from kerple.hf.rope import layer_rope
+from kerple.hf.windowed_attention import layer_kinds
 from kerple.positions import StrategyBuilder, strategies
 
 PREFIX = "kerple.positions."
 ARCHITECTURE = "RetrofittedForCausalLM"  # class of `kerple.hf.retrofitted_model`
+
+OF_LOADING = {"dtype", "torch_dtype", "name_or_path"}
+"""Entries of every configuration that transformers' `from_pretrained` reads and does not only copy."""
 
 
 class KerpleRetrofitConfig(PreTrainedConfig):
@@ -30,6 +35,23 @@ class KerpleRetrofitConfig(PreTrainedConfig):
     def __init__(self, model: dict[str, Any] | None = None, **kwargs: Any) -> None:
         self.model = dict(model or {})
         super().__init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return a configuration from its file. Entries of the original model in ``kwargs`` replace those of the file.
+
+        Raises:
+            UserError: If ``rope_parameters`` are given, but the strategies have replaced RoPE in all layers.
+        """
+        inner = cls(**config_dict).get_text_config()
+        changes = {name: kwargs.pop(name) for name in [*kwargs] if hasattr(inner, name) and name not in OF_LOADING}
+        if (rope := changes.get("rope_parameters")) is not None:
+            used = any(layer_rope(inner, i, kind) for i, kind in enumerate(layer_kinds(inner)))
+            expected = "none, because retrofit has replaced RoPE in all layers; leave them out"
+            require(used, "rope_parameters", rope, expected)
+        names = inner.attribute_map  # such as n_positions for max_position_embeddings
+        model = config_dict["model"] | {names.get(name, name): value for name, value in changes.items()}
+        return super().from_dict(config_dict | {"model": model}, **kwargs)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
         """Return the configuration of the original model, with the entry ``kerple_retrofit``.

@@ -23,7 +23,8 @@ def from_pretrained(folder: str, strategy: StrategyBuilder | None = None, **opti
     Args:
         folder: Folder that `save_pretrained` has written, or the name of a model on the Hugging Face hub.
         strategy: Your own class, if the strategy is not in `kerple.positions`.
-        **options: Options of transformers' `from_pretrained`, such as ``dtype``, ``device_map`` and ``revision``.
+        **options: Options of transformers' `from_pretrained`, such as ``dtype``, ``device_map`` and ``revision``, and
+            entries of the original model's configuration, such as ``attention_dropout``.
 
     Raises:
         UserError: If the folder has no such model, or its strategy is not known.
@@ -31,7 +32,7 @@ def from_pretrained(folder: str, strategy: StrategyBuilder | None = None, **opti
     config = AutoConfig.from_pretrained(folder, **options)  # for options such as ``revision`` and ``token``
     expected = "kerple_retrofit; read other models by AutoModelForCausalLM.from_pretrained"
     require(isinstance(config, KerpleRetrofitConfig), "model", f"{config.model_type} in {folder}", expected)
-    return RetrofittedForCausalLM.from_pretrained(folder, config=config, strategy=strategy, **options)
+    return AutoModelForCausalLM.from_pretrained(folder, strategy=strategy, **options)
 
 
 class RetrofittedForCausalLM(PreTrainedModel):
