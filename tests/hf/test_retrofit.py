@@ -20,6 +20,7 @@ from kerple.base.errors import UserError
 from kerple.hf.adapter import hugging_face_network
 from kerple.hf.position_limit import longest_input
 from kerple.hf.translation_from_transformers import read_family
+from kerple.hf.windowed_attention import decoder
 from kerple.model.stored_model import build_transformer
 from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, Shape, SSMax, strategies
 from kerple.probe.invariances import measure_invariances
@@ -173,6 +174,31 @@ def test_generation_is_the_same_with_every_cache_padding_and_beams(llama: Any) -
     assert torch.equal(longer[0, PADDING:], expected[0])
     beams = [llama.generate(prompts, num_beams=3, use_cache=use_cache, **options) for use_cache in (True, False)]
     assert torch.equal(*beams)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_generation_with_a_static_cache_after_an_interrupt_and_inside_of_another_forward_pass(family: str) -> None:
+    model, prompts = disturbed(retrofit(tiny(family), KerpleLog)), text(2, 8)
+    layer, outputs = decoder(model).layers[0], []
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": "static"}
+    options |= {"attention_mask": torch.ones_like(prompts).index_fill_(1, torch.tensor([0]), 0), "eos_token_id": None}
+    expected, logits = model.generate(prompts, **options), model(text(1, 12)).logits
+
+    def interrupt(*_: Any) -> None:
+        hook.remove()
+        raise KeyboardInterrupt
+
+    def generate(*_: Any) -> None:
+        hook.remove()
+        outputs.append(model.generate(prompts, **options))
+
+    hook = layer.register_forward_pre_hook(generate)
+    torch.testing.assert_close(model(text(1, 12)).logits, logits)
+    hook = layer.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(text(1, 12))
+    for found in (*outputs, model.generate(prompts, **options)):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.slow

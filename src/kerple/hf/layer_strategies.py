@@ -90,10 +90,12 @@ class LayerContexts:
     Args:
         strategies: The strategies.
         contexts: Their contributions.
+        mask: The mask that they replace, or None.
     """
 
     strategies: LayerStrategies
     contexts: Sequence[PositionContext]
+    mask: Tensor | None = None
 
     def of_layer(self, layer: int, device: torch.device) -> tuple[Position, PositionContext]:
         """Return the strategy of a layer and its contribution, with tensors on the device of the layer."""
@@ -171,7 +173,8 @@ def make_mask(
     causal = not use_vmap and "allow_is_bidirectional_skip" not in options
     require(causal, "model", "a mask that shows later tokens", "causal attention")
     strategies, layout = running.passes[-1]
-    return strategies.contexts(layout, local_size or None)  # Qwen2-MoE without a window has the window 0
+    contexts = strategies.contexts(layout, local_size or None)  # Qwen2-MoE without a window has the window 0
+    return replace(contexts, mask=attention_mask)
 
 
 @torch.compiler.disable
@@ -196,6 +199,8 @@ def begin_forward(base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     if isinstance(mask := kwargs.get("attention_mask"), dict):
         # for a static cache, `generate` calls `make_mask` for each kind of layer, which returns the given mask
         mask = kwargs["attention_mask"] = next(iter(mask.values()))
+    if isinstance(mask, LayerContexts):  # `generate` was called inside of another forward pass, or Ctrl-C has ended one
+        mask = kwargs["attention_mask"] = mask.mask
     cache = _cache(kwargs)
     if not strategies.prefix_consistent:
         given = f"true with {strategies.name}, whose positions depend on the length of the input"
