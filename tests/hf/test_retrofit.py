@@ -456,6 +456,18 @@ def test_threads_read_different_texts_with_one_model(llama: Any) -> None:
     torch.testing.assert_close(found[1], llama(second).logits)
 
 
+@torch.no_grad()
+def test_a_language_model_inside_of_a_model_of_images_reads_only_text() -> None:
+    model, tokens = GEMMA3(), text(1, 12)
+    images = {"token_type_ids": torch.zeros_like(tokens).index_fill_(1, torch.arange(3, 7), 1)}
+    expected, cached = model(tokens).logits, {"max_new_tokens": 2, "cache_implementation": "static"}
+    retrofit(model.model.language_model, "NoPE", keep_rope=True)
+    torch.testing.assert_close(model(tokens).logits, expected)
+    for read in (model, partial(model.generate, **cached)):
+        with pytest.raises(UserError, match="model: got a mask that shows later tokens, expected causal attention"):
+            read(tokens, **images)
+
+
 def test_masks_that_attention_cannot_express_are_refused(llama: Any) -> None:
     tokens = text(1, 6)
     with pytest.raises(UserError, match="attention_mask: got padding between visible tokens"):

@@ -166,12 +166,16 @@ def make_mask(
 ) -> Any:
     """Return `LayerContexts` for layers with the window ``local_size``, in place of a mask.
 
-    Outside of a forward pass, `generate` prepares masks for a static cache. The result is then the given mask.
+    Outside of a forward pass, `generate` prepares masks for a static cache, and so do models of images for the language
+    model inside of them. The result is then the given mask.
+
+    Raises:
+        UserError: If tokens see later tokens, such as those of the same image.
     """
+    causal = not use_vmap and "allow_is_bidirectional_skip" not in options
+    require(causal, "model", "a mask that shows later tokens", "causal attention, without images")
     if not running.passes:
         return attention_mask
-    causal = not use_vmap and "allow_is_bidirectional_skip" not in options
-    require(causal, "model", "a mask that shows later tokens", "causal attention")
     strategies, layout = running.passes[-1]
     contexts = strategies.contexts(layout, local_size or None)  # Qwen2-MoE without a window has the window 0
     return replace(contexts, mask=attention_mask)

@@ -72,7 +72,8 @@ def retrofit(
     require(not getattr(model.config, "is_encoder_decoder", False), "model", given, "a causal language model")
     given = f"{type(model).__name__}, which reads more than text"
     text_only = model.config.get_text_config() is model.config
-    require(text_only, "model", given, "a model of text, such as the language model inside of it")
+    expected = "a model of text, such as the language model inside of it, which then reads only text"
+    require(text_only, "model", given, expected)
     base = decoder(model)
     given = f"{type(model).__name__}, which already has the strategy {getattr(getattr(base, NAME, None), 'name', '')}"
     require(not hasattr(base, NAME), "model", given, "a model without a strategy; load it again")
