@@ -392,6 +392,8 @@ def test_a_strategy_of_the_user_is_read_only_if_it_is_given(tmp_path: Any) -> No
 LLAMA = partial(tiny, "llama")
 T5 = partial(small, hf.T5Config, hf.T5ForConditionalGeneration, d_model=32, d_kv=8, d_ff=32)
 GEMMA2 = partial(small, hf.Gemma2Config, num_key_value_heads=2, head_dim=8, intermediate_size=32)
+OTHER_HEADS = [(hf.LlamaConfig, hf.LlamaForSequenceClassification), (hf.LlamaConfig, hf.LlamaForTokenClassification)]
+OTHER_HEADS += [(hf.GPT2Config, hf.GPT2ForQuestionAnswering)]
 GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"), vision_config=VISION)
 
 
@@ -400,6 +402,10 @@ GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"
     [
         (lambda: retrofit(LLAMA(), "ALiBi"), "ALiBi", {}, "which already has the strategy ALiBi"),
         (T5, "ALiBi", {}, "model: got T5ForConditionalGeneration, which has an encoder"),
+        *(
+            (partial(small, *classes), "ALiBi", {}, f"model: got {classes[1].__name__}, expected .*LM")
+            for classes in OTHER_HEADS
+        ),
         (GEMMA2, "ALiBi", {}, "softcap"),
         (
             GEMMA3,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from kerple.base.errors import UserError, describe, require, unknown
 from kerple.hf.foreign_errors import foreign_errors
@@ -52,8 +53,8 @@ def retrofit(
     a document. Positions with gaps make attention slower, because a bias is then computed for each pair of tokens.
 
     Args:
-        model: A `transformers.PreTrainedModel` that reads only text, and whose attention is causal and uses
-            transformers' registry of attention functions.
+        model: A `transformers.PreTrainedModel` that reads only text, with the head of a causal language model or
+            without a head. Its attention is causal and uses transformers' registry of attention functions.
         strategy: A class of `kerple.positions`, its name, or a function that builds a strategy from a
             `kerple.positions.Shape`. The strategy may need queries, keys and positions, but neither hidden states nor
             embeddings.
@@ -74,6 +75,9 @@ def retrofit(
     text_only = model.config.get_text_config() is model.config
     expected = "a model of text, such as the language model inside of it, which then reads only text"
     require(text_only, "model", given, expected)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), PreTrainedModel)
+    valid = isinstance(model, kind) or model.base_model is model  # the language model inside of another model
+    require(valid, "model", type(model).__name__, f"{kind.__name__}, the class that from_pretrained reads")
     base = decoder(model)
     given = f"{type(model).__name__}, which already has the strategy {getattr(getattr(base, NAME, None), 'name', '')}"
     require(not hasattr(base, NAME), "model", given, "a model without a strategy; load it again")
