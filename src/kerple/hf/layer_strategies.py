@@ -230,13 +230,19 @@ def _cache(kwargs: dict[str, Any]) -> Any:
 
 
 def without_rotation(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Replace the rotation of queries and keys by the identity; a forward pre-hook of an attention module."""
+    """Replace the rotation of queries and keys by the identity; a forward pre-hook of an attention module.
+
+    Positions become 0, because Ministral 3 also multiplies queries by a factor that grows with the position.
+    """
     rotation = kwargs.get("position_embeddings")
     if not isinstance(rotation, tuple) or len(rotation) != 2:
         given = f"{type(module).__name__}, which receives no cosines and sines in position_embeddings"
         raise UserError(f"model: got {given}; use keep_rope=True")
     cos, sin = rotation
-    return args, kwargs | {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+    changes: dict[str, Any] = {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+    if (ids := kwargs.get("position_ids")) is not None:
+        changes["position_ids"] = torch.zeros_like(ids)
+    return args, kwargs | changes
 
 
 # here, so that a model that `torch.load` reads finds its functions
