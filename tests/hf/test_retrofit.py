@@ -394,6 +394,7 @@ T5 = partial(small, hf.T5Config, hf.T5ForConditionalGeneration, d_model=32, d_kv
 GEMMA2 = partial(small, hf.Gemma2Config, num_key_value_heads=2, head_dim=8, intermediate_size=32)
 OTHER_HEADS = [(hf.LlamaConfig, hf.LlamaForSequenceClassification), (hf.LlamaConfig, hf.LlamaForTokenClassification)]
 OTHER_HEADS += [(hf.GPT2Config, hf.GPT2ForQuestionAnswering)]
+CTRL = partial(small, hf.CTRLConfig, dff=32)
 GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"), vision_config=VISION)
 
 
@@ -414,6 +415,7 @@ GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"
             "model: got Gemma3ForConditionalGeneration, which reads more than text, expected a model of text",
         ),
         (lambda: "gpt2", "ALiBi", {}, "model: got a str, expected a PreTrainedModel"),
+        (CTRL, "NoPE", {}, "model: got CTRLLMHeadModel, whose positions are neither RoPE nor a table of weights"),
         (lambda: tiny("bloom", max_position_embeddings=LENGTH), "ALiBi", {}, "registry"),
         (LLAMA, "Kerple", {}, "strategy: got Kerple, did you mean"),
         (LLAMA, KerpleLog, {"radius": 1}, "options: got radius, expected one of"),

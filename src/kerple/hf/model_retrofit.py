@@ -13,6 +13,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from kerple.base.errors import UserError, describe, require, unknown
+from kerple.base.temporary_value import temporary_value
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.layer_strategies import (
     NAME,
@@ -23,13 +24,14 @@ from kerple.hf.layer_strategies import (
     make_mask,
     without_rotation,
 )
-from kerple.hf.position_limit import config_length, learned_positions
+from kerple.hf.position_limit import config_length, learned_positions, takes_positions
 from kerple.hf.retrofit_config import describe_strategy, saved_as_retrofit
 from kerple.hf.windowed_attention import attention_replaced, decoder, layer_kinds
 from kerple.model.transformer import layer_strategies
 from kerple.positions import Position, Shape, StrategyBuilder, strategies
 
 TRIAL = f"{NAME}_trial"  # name of the attention function of the trial in `connect`
+TOKENS = 3  # number of tokens of the trial
 KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers that can have a strategy."""
 INPUTS = {"embed": "embeddings", "token_state": "hidden states", "transform_output": "hidden states"}
@@ -138,7 +140,7 @@ def connect(model: Any) -> None:
 
     Raises:
         UserError: If a layer does not use the registry of attention functions, or needs something that the attention
-            of this project does not support. The forward pass is then unchanged.
+            of this project does not support, or if positions cannot be left out. The forward pass is then unchanged.
     """
     base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
@@ -149,11 +151,13 @@ def connect(model: Any) -> None:
         hooks.enter_context(base.register_forward_hook(end_forward, with_kwargs=True, always_call=True))
         for hook in [] if keep_rope else _leave_out_positions(model):
             hooks.enter_context(hook)
-        called = _layers_with_registry(model)
-        needed = (i for i, kind in enumerate(layer_kinds(config)) if i in layers or kind in KINDS)
+        called, _ = _trial(model)
+        needed = [i for i, kind in enumerate(layer_kinds(config)) if i in layers or kind in KINDS]
         missing = [i for i in needed if i not in called]
         given = f"{name}, whose attention in layer {missing[:1]} is not in transformers' registry"
         require(not missing, "model", given, "a model that uses the registry in all layers with attention")
+        if not keep_rope and takes_positions(model) and {*needed} == {*layers}:
+            _require_no_positions(model)
         hooks.pop_all()  # the hooks stay
     model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), NAME}
     if not keep_rope and (table := learned_positions(model)) is not None:
@@ -196,9 +200,32 @@ def _zeros(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     return torch.zeros_like(output)
 
 
+def _require_no_positions(model: Any) -> None:
+    """Check that with NoPE in all layers, the model's outputs do not depend on positions.
+
+    Raises:
+        UserError: If they do, because the model has positions that `_leave_out_positions` does not know.
+    """
+    strategies, name = decoder(model).kerple, type(model).__name__
+    longest = ((config_length(model.config) or 0) - 1) // (TOKENS - 1)  # step to the last position
+    with temporary_value(strategies, "positions", strategies.positions[-1:]), temporary_value(strategies, "index", {}):
+        first, other = (_trial(model, step)[1] for step in (1, max(1, longest)))
+    difference = float((first - other).abs().max() / first.abs().max())
+    given = f"{name}, whose positions are neither RoPE nor a table of weights"
+    require(not difference > 0.01, "model", given, "a model whose positions can be left out; or use keep_rope=True")
+
+
 @torch.no_grad()
-def _layers_with_registry(model: Any) -> set[int]:
-    """Return the layers whose attention calls `attention`, in a forward pass in evaluation mode on three tokens."""
+def _trial(model: Any, step: int | None = None) -> tuple[set[int], Tensor]:
+    """Run a forward pass in evaluation mode on three tokens.
+
+    Args:
+        model: The model.
+        step: Difference of the positions of neighbours; None to give the model no positions.
+
+    Returns:
+        The layers whose attention calls `attention`, and the logits.
+    """
     called = set[int]()
     modes = {module: module.training for module in model.modules()}
 
@@ -206,16 +233,18 @@ def _layers_with_registry(model: Any) -> set[int]:
         called.add(module.layer_idx)
         return attention(module, *args, **options)
 
-    tokens = torch.zeros(1, 3, dtype=torch.int64, device=input_device(model))
+    rows = torch.arange(TOKENS, device=input_device(model))[None]
+    tokens = rows % len(model.get_input_embeddings().weight)
+    ids = {} if step is None else {"position_ids": rows * step}
     failure = f"model: {type(model).__name__} cannot run with a strategy"
     advice = "expected a model whose attention uses the registry of transformers (AttentionInterface)"
     try:
         with attention_replaced(model, TRIAL, record), foreign_errors(failure, advice):
-            model.eval()(input_ids=tokens, use_cache=False)
+            logits = model.eval()(input_ids=tokens, use_cache=False, **ids)[0].float()
     finally:
         for module, training in modes.items():
             module.training = training
-    return called
+    return called, logits
 
 
 def list_layers(config: Any, layers: str | int | Iterable[str | int] | None) -> list[int]:
