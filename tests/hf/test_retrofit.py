@@ -395,6 +395,8 @@ GEMMA2 = partial(small, hf.Gemma2Config, num_key_value_heads=2, head_dim=8, inte
 OTHER_HEADS = [(hf.LlamaConfig, hf.LlamaForSequenceClassification), (hf.LlamaConfig, hf.LlamaForTokenClassification)]
 OTHER_HEADS += [(hf.GPT2Config, hf.GPT2ForQuestionAnswering)]
 CTRL = partial(small, hf.CTRLConfig, dff=32)
+GEMMA4 = partial(small, hf.Gemma4TextConfig, head_dim=8, global_head_dim=16, intermediate_size=32)
+GEMMA4 = partial(GEMMA4, vocab_size_per_layer_input=8, hidden_size_per_layer_input=8)
 GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"), vision_config=VISION)
 
 
@@ -415,6 +417,7 @@ GEMMA3 = partial(small, hf.Gemma3Config, text_config=configuration("gemma3_text"
             "model: got Gemma3ForConditionalGeneration, which reads more than text, expected a model of text",
         ),
         (lambda: "gpt2", "ALiBi", {}, "model: got a str, expected a PreTrainedModel"),
+        (GEMMA4, "NoPE", {}, "model: got Gemma4ForCausalLM with heads of different sizes or numbers"),
         (CTRL, "NoPE", {}, "model: got CTRLLMHeadModel, whose positions are neither RoPE nor a table of weights"),
         (lambda: tiny("bloom", max_position_embeddings=LENGTH), "ALiBi", {}, "registry"),
         (LLAMA, "Kerple", {}, "strategy: got Kerple, did you mean"),

@@ -110,13 +110,17 @@ def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBu
     """
     base = decoder(model)
     config, name = model.config.get_text_config(), type(model).__name__
-    heads, length = config.num_attention_heads, config_length(config)
+    layer_configs = list(getattr(config, "per_layer_config", None) or [config])  # the sizes of layers may differ
+    sizes = [(c.num_attention_heads, getattr(c, "head_dim", None)) for c in layer_configs]
+    given = f"{name} with heads of different sizes or numbers"
+    require(all(size == sizes[0] for size in sizes), "model", given, "the same heads in all layers")
+    (heads, head_dim), length = sizes[0], config_length(config)
     require(type(heads) is int, "model", f"{name} with {heads} attention heads", "the same number in all layers")
     latent = getattr(config, "kv_lora_rank", None)
     require(not latent, "model", f"{name}, which has multi-head latent attention", "keys that are not compressed")
     expected = "the training length; set max_position_embeddings in its configuration"
     require(length is not None, "model", f"{name} without a length", expected)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_dim = head_dim or config.hidden_size // heads
     shape = Shape(heads * head_dim, heads, length or 0, layers=config.num_hidden_layers, head_width=head_dim)
     positions = layer_strategies(_builder(strategy, options), shape, None)
     layers = entry["layers"]
