@@ -140,7 +140,8 @@ def attention(
     expected = "attention dropout 0; set it when the model is loaded"
     require(not dropout, "model", f"dropout {dropout} in {name}", expected)
     position, context = attention_mask.of_layer(int(module.layer_idx), query.device)
-    reentrant = not torch.is_grad_enabled() and context.spec.table is not None and context.spec.table.requires_grad
+    tables = (context.spec.table, context.spec.score_scale)  # their graph is that of all layers
+    reentrant = not torch.is_grad_enabled() and any(table is not None and table.requires_grad for table in tables)
     expected = 'false: gradient_checkpointing_kwargs={"use_reentrant": False}'
     require(not reentrant, "use_reentrant", "true", expected)
     total, new = len(context.positions.rows), query.shape[2]
