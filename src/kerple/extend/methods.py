@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from kerple.base.errors import UserError
-from kerple.config.options import AnyScaling
 from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_options
 from kerple.model.first_token_scores import check_distances
 from kerple.model.stored_model import class_name, strategies_without_values
+from kerple.positions.rotary_scaling import AnyScaling
 from kerple.positions.visibility import EVERYTHING, Visibility
 
 FIRST = 4  # first tokens that a window keeps (StreamingLLM, Xiao et al. 2024)

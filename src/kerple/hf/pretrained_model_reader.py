@@ -7,7 +7,6 @@ from zipfile import is_zipfile
 import torch
 
 from kerple.base.errors import UserError, require
-from kerple.config.options import AnyScaling
 from kerple.config.untrusted_checkpoints import Classes
 from kerple.hf import need
 from kerple.hf.adapter import hugging_face_network
@@ -19,6 +18,7 @@ from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_family
 from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint
 from kerple.positions import StrategyBuilder
+from kerple.positions.rotary_scaling import AnyScaling
 
 
 def read_network(

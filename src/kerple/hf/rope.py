@@ -7,9 +7,8 @@ from typing import Any, get_args
 import torch
 
 from kerple.base.errors import UserError, require
-from kerple.config.options import AnyScaling
 from kerple.positions import RoPE, Shape
-from kerple.positions.rotary_scaling import Scaling
+from kerple.positions.rotary_scaling import AnyScaling, Scaling
 
 STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 STRATEGIES |= {"llama3": "RoPE (llama3)"}

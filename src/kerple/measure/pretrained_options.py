@@ -8,13 +8,14 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from kerple.base.errors import UserError, require
 from kerple.config.files import config_path
-from kerple.config.options import MODEL_FORMS, AnyScaling, add_folder_arguments, import_modules, name_in_errors
+from kerple.config.options import MODEL_FORMS, add_folder_arguments, import_modules, name_in_errors
 from kerple.config.parsing import parse
 from kerple.data.shard_options import ShardOptions
 from kerple.data.tokenizer import MODEL_PREFIX, vocabulary_size
 from kerple.measure.measure import Measure
 from kerple.measure.runner import Runner
 from kerple.positions import StrategyBuilder
+from kerple.positions.rotary_scaling import AnyScaling
 
 SHARDS = "TokenShards"
 

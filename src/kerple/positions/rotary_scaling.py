@@ -10,6 +10,7 @@ from torch import Tensor
 from kerple.positions.angles import exact_dtype, frequencies
 
 Scaling = Literal["pi", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "proportional"]
+AnyScaling = Literal["none", "pi", "ntk", "dynamic_ntk", "yarn", "llama3"]  # in options of pretrained models
 
 
 @dataclass(frozen=True)
