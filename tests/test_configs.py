@@ -1,5 +1,6 @@
 """Every configuration of the package is valid, alone or after the one that it extends."""
 
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 import yaml
 from jsonargparse import ArgumentParser
+from pytorch_lightning import Trainer
 
 import tests.parsers  # noqa: F401
 from kerple.base.errors import UserError
 from kerple.cli.lightning import CLI
 from kerple.training.language_model import LanguageModel
+from kerple.training.trainer import put_integers_first
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALONE = ("demo", "gpu", "nope", "paper", "small")
@@ -63,3 +66,14 @@ def test_every_configuration_parses_and_builds_a_model(tmp_path: Path, monkeypat
 def test_a_seed_may_be_a_date() -> None:
     flags = ("--model.position=RandomizedPositions", "--model.position.seed=20251123")
     assert parsed("--config", str(CONFIGS / "demo.yaml"), *flags).model.position.init_args.seed == 20251123
+
+
+def test_a_number_of_batches_is_an_integer_in_every_order_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float 1.0 would be all batches."""
+    hints = unwrap(Trainer.__init__).__annotations__
+    for name in ("limit_train_batches", "limit_val_batches"):
+        monkeypatch.setitem(hints, name, float | int | None)
+    put_integers_first(Trainer.__init__)
+    flags = ("--trainer.limit_train_batches=1", "--trainer.limit_val_batches=0.5")
+    trainer = parsed("--config", str(CONFIGS / "demo.yaml"), *flags).trainer
+    assert (repr(trainer.limit_train_batches), repr(trainer.limit_val_batches)) == ("1", "0.5")

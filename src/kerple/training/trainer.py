@@ -1,8 +1,11 @@
 """`AutoTrainer`: Lightning's Trainer with the defaults and checks of this project."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
+from inspect import unwrap
 from itertools import product
-from typing import Any, Literal, cast
+from operator import or_
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jsonargparse import Namespace
@@ -34,6 +37,22 @@ REFUSED: dict[type[Callback], str] = {
     ModelPruning: "whose masks the head of this model would not apply",
     SpikeDetection: "whose state Lightning cannot restore when a fit continues",
 }
+
+
+def put_integers_first(function: Callable[..., Any]) -> None:
+    """Put int before float in the types of a function's arguments, because a parser tries them in their order.
+
+    ``typing`` may give Lightning's ``Optional[Union[int, float]]`` the order of an equal type of another module. The
+    option ``limit_val_batches=1``, one batch, would then be 1.0, all batches. It depends on the order of imports.
+    """
+    hints = unwrap(function).__annotations__
+    for name, hint in hints.items():
+        if {int, float} <= (types := set(get_args(hint))):
+            hints[name] = reduce(or_, types - {int, float}, int | float)
+
+
+for _class in (Trainer, StochasticWeightAveraging):
+    put_integers_first(_class.__init__)
 
 
 class AutoTrainer(Trainer):
