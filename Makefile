@@ -57,7 +57,7 @@ $(VENV)/pretrained: $(VENV)/ready requirements-pretrained.txt
 # Three workers for two cores, because some tests wait for processes that they start. worksteal keeps the tests of a file
 # together. The longest test is first, so that no worker waits for it at the end.
 test: $(VENV)/ready ## run the fast tests, and list the ten slowest
-	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/test_resume.py tests -n 3 --dist worksteal -m "not slow" --durations=10
+	OMP_NUM_THREADS=1 $(RUN) -m pytest tests/compare/test_command.py tests -n 3 --dist worksteal -m "not slow" --durations=10
 
 # Vectorised exp, pow and log round differently in each instruction set, so a test can pass only on its author's processor.
 # On a processor with AMX, torch's attention in bf16 fails with fewer instructions unless oneDNN is limited too.

@@ -44,6 +44,7 @@ def build(model: dict[str, Any]) -> None:
         parser.instantiate_classes(parser.parse_object({"model": model}))
 
 
+@pytest.mark.slow
 def test_every_configuration_parses_and_builds_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A parse takes a second and checks each of its files, so several files are parsed together."""
     monkeypatch.chdir(tmp_path)

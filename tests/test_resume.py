@@ -94,6 +94,7 @@ def assert_same_run(fit: Fit, undisturbed: Fit) -> None:
     assert_same_state(fit.checkpoint(), undisturbed.checkpoint())
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_three_ways_continues_bit_for_bit(shards: Path, tmp_path: Path, undisturbed) -> None:
     fit, whole = Fit(tmp_path / "fit", shards, **SETTINGS["others"]), undisturbed("others")
     assert fit.start(interruption("on_train_batch_start", 8, signal.SIGINT)) == 130  # in the middle of a step
@@ -192,6 +193,7 @@ def test_steps_do_not_depend_on_the_number_of_processes(processes, batch_size, m
             assert values == pytest.approx(one.rows()[key], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_two_processes_continues_with_the_next_sample(shards: Path, tmp_path: Path) -> None:
     """After 5 of 8 steps of two micro-batches in one process, two processes have one micro-batch each per step."""
     plain = {"model": {"dropout": 0.0}, "trainer": {"max_steps": 8, "num_sanity_val_steps": -1}}

@@ -285,6 +285,7 @@ def test_forward_mode_is_refused_because_its_derivatives_would_be_0(window: int 
             torch.func.jvp(function, (q,), (q,))
 
 
+@pytest.mark.slow
 def test_the_custom_operators_keep_torchs_contract() -> None:
     q, k, v, _ = (x.float().requires_grad_() for x in inputs(2, 3, 20, 20, torch.float32))
     table = torch.randn(3, 20, requires_grad=True)

@@ -68,10 +68,12 @@ def by_definition(
 @pytest.mark.parametrize(
     ("length", "heads", "groups", "dim", "v_dim", "window", "dtype", "view", "starts"),
     [
-        (200, 4, 2, 32, 16, 129, torch.float32, True, None),  # padded to 256
+        pytest.param(200, 4, 2, 32, 16, 129, torch.float32, True, None, marks=pytest.mark.slow),  # padded to 256
         (65, 2, 1, 20, 20, 1, torch.float32, False, None),
         (130, 2, 2, 16, 16, None, torch.bfloat16, True, None),
-        (600, 2, 1, 16, 16, None, torch.float32, True, [[0, 7, 128, 300], [0, 590]]),
+        pytest.param(
+            600, 2, 1, 16, 16, None, torch.float32, True, [[0, 7, 128, 300], [0, 590]], marks=pytest.mark.slow
+        ),
         (200, 1, 1, 16, 16, 90, torch.float32, False, [[0, 1, 2], [0]]),
     ],
 )

@@ -9,7 +9,9 @@ from benchmarks.gpu.kernels import Resources, compile_ahead, grid
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize(("capability", "dim", "even"), [((9, 0), 64, True), ((8, 0), 128, False)])
+@pytest.mark.parametrize(
+    ("capability", "dim", "even"), [pytest.param((9, 0), 64, True, marks=pytest.mark.slow), ((8, 0), 128, False)]
+)
 def test_the_kernel_fits_the_chip(capability: tuple[int, int], dim: int, even: bool) -> None:
     assert compile_ahead(capability, BF16, dim, even=even, documents=not even).faults(capability) == []
     assert len(Resources(255, spilled=8, shared=10**6, tensor_core=0, atomics=1).faults(capability)) == 4

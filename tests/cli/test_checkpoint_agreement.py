@@ -31,6 +31,7 @@ class Edit(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_fit_stores_the_digest_of_the_code_that_it_began_with(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     name = f"edit_{tmp_path.name}"
@@ -49,6 +50,7 @@ def test_a_test_refuses_another_architecture_and_strategies_with_new_weights(gen
         assert part in refused(["test", f"--ckpt_path={genuine}", option], tmp_path, capsys)
 
 
+@pytest.mark.slow
 def test_a_test_accepts_other_data_and_strategies_without_new_weights(genuine, tmp_path, capsys):
     options = ["--model.position=NoPE", "--model.attention=reference", "--data.length=32"]
     main(["test", f"--ckpt_path={genuine}", f"--output={tmp_path}/run", *options])
@@ -136,7 +138,7 @@ def test_resumption_accepts_another_division_of_the_batch_and_prints_differences
     assert "data.init_args.batch_size: 2 -> 1" in line
 
 
-@pytest.mark.parametrize("change", [{"loops": 3}, {"state_dict": {}}, None])
+@pytest.mark.parametrize("change", [pytest.param({"loops": 3}, marks=pytest.mark.slow), {"state_dict": {}}, None])
 def test_damaged_checkpoints_give_one_error_that_names_the_file(change, genuine, tmp_path, capsys):
     content = {} if change is None else torch.load(genuine, weights_only=True) | change
     torch.save(content, tmp_path / "changed.txt")

@@ -77,6 +77,7 @@ def test_fit_writes_checkpoints_events_and_configuration_to_its_folder(toy):
     assert config_of(run.with_name("seed-3_v1"))["trainer"]["max_steps"] == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_the_next_start_name_the_command_that_continues(toy, capsys):
     stop = ["--trainer.callbacks+=tests.disturbed.Interrupt", "--trainer.callbacks.hook=on_train_batch_end"]
     stop += ["--trainer.callbacks.call=3", f"--trainer.callbacks.number={int(signal.SIGINT)}"]
@@ -143,6 +144,7 @@ def test_test_needs_only_the_checkpoint(name, toy, capsys):
     assert tested == trained
 
 
+@pytest.mark.slow
 def test_flags_override_the_checkpoint_and_classes_of_others_need_trust(toy, capsys):
     fit("--trainer.max_steps", "1", "--model.position.floor", "0.02")
     run = toy / "logs/toy/KerpleLog/seed-3"
@@ -178,6 +180,7 @@ def test_mkl_uses_its_reproducible_mode_with_a_fixed_number_of_threads():
         assert re.search(f"SGEMM.* {mode} ", printed.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_auto_precision_is_stored_resolved_and_not_emulated_in_a_test(toy, monkeypatch, capsys):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)  # it can switch bf16 off
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})

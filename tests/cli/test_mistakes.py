@@ -70,16 +70,21 @@ def config(folder, **sections):
         (["--model.position=ours.Mine"], ["expected a subclass of kerple.positions.Position"]),
         (["--model.position=ours.Wrong"], ["ours.py:5: ZeroDivisionError"]),
         (["--model.position=ours.Unbuilt"], ["ours.py:10: KeyError: 'rate'"]),
-        (["--model.position=ours.OneRow"], ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"]),
+        pytest.param(
+            ["--model.position=ours.OneRow"],
+            ["ours.OneRow.bias: got shape (1, 6), expected (2, 6), one row per head"],
+            marks=pytest.mark.slow,
+        ),
         (["--model.position=KerpleLog", "--model.position.flor=3"], ["flor", "KerpleLog; did you mean floor?"]),
         (["--data=ours.Shards"], ["ours.py:20: FileNotFoundError", "nowhere.bin"]),
         (["--data.task=ours.Words"], ["ours.py:22: IndexError: string index out of range"]),
         (["--trainer.callbacks=ours.Probe"], ["ours.py:25: KeyError: 'blocks'"]),
         (["--data=ours.Data"], ["data: got ours.Data, whose __init__ has no vocabulary, expected the arguments"]),
         (["--data.seed=-1"], ["data.seed: got -1"]),
-        (
+        pytest.param(
             ["--model.optimizer=ours.Required", "--model.optimizer.lr=0.5"],
             ["lr: got 0.5, which has no effect"],
+            marks=pytest.mark.slow,
         ),
         (["--model.optimizer=ours.build"], ["model.optimizer: got ", "expected a mapping of options, or a class"]),
         (["--trainer.callbacks={class_path: Extrapolation, init_args: {lengths: [9]}}"], ["Extrapolation: data: got"]),
@@ -88,7 +93,7 @@ def config(folder, **sections):
         (["--trainer.gradient_clip_val=-1"], ["trainer.gradient_clip_val: got -1"]),  # would reverse the gradient
         (["--trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches: got 0"]),
         (["--trainer.limit_train_batches=0"], ["trainer.limit_train_batches: got 0"]),
-        (["--trainer.precision=16-true"], ["trainer.precision: got 16-true"]),
+        pytest.param(["--trainer.precision=16-true"], ["trainer.precision: got 16-true"], marks=pytest.mark.slow),
         (["--model.betas=[0.9,1.5]"], ["betas: got (0.9, 1.5)"]),
         (["--run_dir=here"], ["error: run_dir: this option is now --output"]),
         (["--seed_everything=-1"], ["seed_everything", "-1"]),
@@ -105,15 +110,24 @@ def config(folder, **sections):
         (["--trainer.num_nodes=2"], ["trainer.num_nodes: got 2, expected 1", "torchrun or srun"]),
         (["--ckpt_path=no-such.ckpt"], ["no-such.ckpt"]),
         ([f"--ckpt_path={'a' * 300}"], ["not a file"]),  # too long for a file name
-        (["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"], ["trainer: `val_check_interval` (9)"]),
+        pytest.param(
+            ["--trainer.val_check_interval=9", "--trainer.limit_val_batches=1"],
+            ["trainer: `val_check_interval` (9)"],
+            marks=pytest.mark.slow,
+        ),
         ([*SHARDS, "--trainer.callbacks=[]", "--data.length=20000"], ["data.length: got 20000"]),  # at the first batch
-        (
+        pytest.param(
             ["--model.optimizer=SGD", "--model.optimizer.lr=-1"],
             ["model.optimizer: SGD: ValueError: Invalid learning rate"],
+            marks=pytest.mark.slow,
         ),
         (["--trainer.callbacks=LearningRateFinder"], ["trainer.callbacks: got LearningRateFinder", "set model.lr"]),
         # each step multiplies the matrices by 1 - lr · weight_decay = -1e9
-        (["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"], ["not finite"]),
+        pytest.param(
+            ["--model.lr=1000", "--model.weight_decay=1e6", "--model.warmup=0", "--trainer.max_steps=40"],
+            ["not finite"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_mistakes_in_options_of_fit(options, parts, tmp_path, capsys, monkeypatch):

@@ -82,7 +82,7 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatc
         assert message in complaint(capsys, "probe", here / "llama", *parts, *wrong)
 
 
-@pytest.mark.parametrize("command", ["probe", "parity"])
+@pytest.mark.parametrize("command", ["probe", pytest.param("parity", marks=pytest.mark.slow)])
 def test_a_report_replaces_only_one_on_the_same_model_and_its_folder_is_made_first(command, here, capsys, monkeypatch):
     sides = 1 if command == "probe" else 2
     for folder in (here / "llama", saved(here / "other/llama", "llama")):

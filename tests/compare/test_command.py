@@ -44,6 +44,7 @@ def test_each_run_is_trained_and_tested_once_and_reported(config: Path, capsys: 
     assert "2 runs: 2 finished, 0 to do" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_comparison_are_compared_with_the_baseline(config, capsys):
     change(config, name="a ### b", parts={"copy": {}, "sort": {}}, baseline="ALiBi")
     run(config)
@@ -77,6 +78,7 @@ def test_a_report_of_folders_needs_no_comparison_file_and_removes_no_file(tmp_pa
             compare.main([*arguments, *mistake])
 
 
+@pytest.mark.slow
 def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, page = config.with_name("plan.yaml"), config.with_name("page.md")
     page.write_text("the plan")
@@ -115,6 +117,7 @@ def test_the_first_line_lists_deviations_from_the_plan(config: Path, capsys: pyt
     assert (config.parent / "report/table.md").read_text().startswith(line)
 
 
+@pytest.mark.slow
 def test_a_repeated_test_keeps_the_version_of_the_plan_at_training(config: Path) -> None:
     plan, page, report = config.with_name("plan.yaml"), config.with_name("page.md"), config.parent / "report"
     page.write_text("the plan")
@@ -135,6 +138,7 @@ def test_a_repeated_test_keeps_the_version_of_the_plan_at_training(config: Path)
     assert "another version" not in (report / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_another_corpus_than_the_planned_one_is_a_deviation(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_corpus(planned: PlannedRun) -> PlannedRun:
         planned = resolve(planned)
@@ -154,6 +158,7 @@ def test_another_corpus_than_the_planned_one_is_a_deviation(config: Path, monkey
         assert line.count("its data has another corpus: 'rfc' -> 'code': KerpleLog seed 1, ALiBi seed 1, ") == number
 
 
+@pytest.mark.slow
 def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change(config, plan=str(config), strategies={"KerpleLog": {}, "ALiBi": {"seeds": 1}}, seeds=[1, 2, 3])
     run(config)
@@ -177,6 +182,7 @@ def test_diverged_and_missing_runs_are_named(config: Path, capsys: pytest.Captur
         run(config, "--report_only", "true")
 
 
+@pytest.mark.slow
 def test_a_report_without_a_complete_strategy_is_refused_before_the_options_of_runs_are_read(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +205,7 @@ def test_a_report_without_a_complete_strategy_is_refused_before_the_options_of_r
     assert runs_in(config.parent / "report") == {("KerpleLog", 1), ("ALiBi", 1)}
 
 
+@pytest.mark.slow
 def test_a_new_strategy_is_trained_and_a_changed_run_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(config)
     strategies = {"KerpleLog": {}, "ALiBi": {}, "T5": {}}
@@ -280,6 +287,7 @@ def test_links_out_of_the_folders_are_refused_before_anything_is_written(config:
     assert [path.read_text() for path in mine.rglob("*.*")] == ["mine"]
 
 
+@pytest.mark.slow
 def test_no_changed_run_is_deleted_before_the_user_agrees(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = run(config)
     change(config, flags={"trainer.max_steps": 30})
@@ -302,6 +310,7 @@ def test_no_changed_run_is_deleted_before_the_user_agrees(config: Path, monkeypa
     assert sum(fits(config).values()) == 12
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_run_or_with_another_run_is_an_error_and_stays(config, monkeypatch):
     folder = config.parent / "runs" / "ALiBi" / "seed-1"
     folder.mkdir(parents=True)
@@ -352,6 +361,7 @@ def test_a_class_or_model_that_has_changed_since_the_start_of_the_comparison_is_
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_changed_test_is_repeated_without_a_fit(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = config.parent / "test.yaml"
     for text, flags, to_do in (

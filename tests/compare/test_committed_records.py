@@ -25,6 +25,7 @@ ROWS = gzip.compress(b"metric,value\n" + b"ppl,1.25\n" * 40)  # a compressed tab
 COMMITTED = sorted([*ROOT.glob("configs/compare/*.yaml"), *ROOT.glob("results/earlier/[!r]*/comparison.yaml")])
 
 
+@pytest.mark.slow
 def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypatch):
     report, names = config.parent / "report", (WHOLE_TABLE, "summary.csv", "table.md", "costs.csv", PACKED)
     run(config)
@@ -70,6 +71,7 @@ def test_records_replace_runs_whose_folders_are_missing(config, capsys, monkeypa
     assert own.read_text() == "{}"
 
 
+@pytest.mark.slow
 def test_a_run_with_damaged_results_is_not_in_the_report_and_is_tested_again(config, capsys):
     change(config, seeds=[1])
     before = run(config)

@@ -239,6 +239,7 @@ def test_without_a_task_of_a_strategy_there_are_no_ranks_and_only_common_lengths
         assert row in text
 
 
+@pytest.mark.slow
 def test_a_comparison_of_only_collapsed_runs_has_a_report(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, dict.fromkeys(("NoPE", "RoPE"), (1e308,) * 4), SEEDS[:2])
     for run in runs:
@@ -251,6 +252,7 @@ def test_a_comparison_of_only_collapsed_runs_has_a_report(tmp_path: Path) -> Non
     json.loads(data[1], parse_constant=pytest.fail)  # strict JSON
 
 
+@pytest.mark.slow
 def test_labels_are_escaped_in_every_markup_language(hostile_report: Path) -> None:
     page, folder = hostile_report.read_text(), hostile_report.parent
     Links(page)
@@ -273,6 +275,7 @@ def test_labels_are_escaped_in_every_markup_language(hostile_report: Path) -> No
     assert (folder / "ppl-relative-to-base_line.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_figures")
 def test_other_differences_than_strategy_and_seed_are_named_above_the_tables(tmp_path: Path) -> None:
     callback = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}

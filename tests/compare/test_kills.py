@@ -49,6 +49,7 @@ def runs_at_work(folder: Path) -> list[Path]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_runs_are_resumed_by_the_same_command(config, monkeypatch, capsys, number):
     def kill() -> None:

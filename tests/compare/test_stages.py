@@ -123,6 +123,7 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(config: Pat
     assert fits(config) == {"a seed-1": 1, "b seed-1": 2, "c seed-1": 2, "parent seed-1": 2}
 
 
+@pytest.mark.slow
 def test_stages_of_a_parent_with_new_weights_are_not_in_the_report(config: Path, monkeypatch: Any, capsys: Any) -> None:
     strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
     change(config, strategies=strategies, seeds=[1], baseline="parent")
@@ -143,6 +144,7 @@ def test_stages_of_a_parent_with_new_weights_are_not_in_the_report(config: Path,
     assert ("\n| a |" in table, "\n| b |" in table) == (False, True)
 
 
+@pytest.mark.slow
 def test_stages_that_override_the_change_of_their_parent_are_trained_again(config: Path, monkeypatch: Any) -> None:
     strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
     strategies["b"] = {"position": "T5", "parent": "a"}

@@ -95,6 +95,7 @@ def test_seeds_and_text_are_two_samples(generator: np.random.Generator) -> None:
     assert estimate((np.ones((2, 4)), np.array([[3, 1, 1, 1]] * 2))).text_freedom == pytest.approx(36 / 12 - 1)
 
 
+@pytest.mark.slow
 def test_two_seeds_against_many_reject_a_true_hypothesis_at_most_at_the_nominal_rate() -> None:
     generator = np.random.default_rng(1)
     for seeds in (3, 8, 20):

@@ -211,6 +211,7 @@ def test_training_cuts_only_long_runs(documents):
     assert len(long.encode("x" * 512).ids) < 512
 
 
+@pytest.mark.slow
 @given(st.text(max_size=200))
 @settings(max_examples=100, deadline=None)
 def test_decoding_gives_the_text_and_its_tokens_have_its_bytes(tokenizer, text):

@@ -129,6 +129,7 @@ def test_scalings_are_combined_with_the_models_own_or_left_out_with_a_reason(own
     assert (message in reasons.get("dynamic NTK", "")) == bool(own)
 
 
+@pytest.mark.slow
 def test_layers_without_positions_get_temperatures():
     config = configuration("smollm3")
     found = [m for m in methods(config, LENGTH, TARGET)[0] if m.label.startswith("temperature")]

@@ -211,6 +211,7 @@ def test_generate_and_predict_give_the_same_text(workdir, path, capsys):
     fit(workdir, "exported", "--weights", str(folder))
 
 
+@pytest.mark.slow
 def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path):
     folder = workdir / "out-half"
     main(["export", "--ckpt_path", path, "--output", str(folder), "--dtype=float16"])
@@ -235,6 +236,7 @@ def test_weights_in_fp16_are_rounded_except_those_of_the_strategy(workdir, path)
         assert found["ppl", length] == pytest.approx(measured.scalars[f"ppl/full/{length}"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_file_of_an_external_strategy_is_exported_as_remote_code(workdir, capsys, monkeypatch):
     put("own-strategy.md", workdir / "my_file.py", monkeypatch)
     parts = "[NoPE, {class_path: my_file.Root, init_args: {start: 0.25}}]"

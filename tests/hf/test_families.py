@@ -41,7 +41,10 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize(("family", "changes"), VARIANTS)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [pytest.param(*variant, marks=[pytest.mark.slow] if variant[1] else []) for variant in VARIANTS],
+)
 @torch.inference_mode()
 def test_logits_equal_those_of_transformers_also_with_a_cache_and_after_export(family, changes, tmp_path):
     theirs, tokens = tiny(family, **changes), text(2, 3 * LENGTH)

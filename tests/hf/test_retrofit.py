@@ -228,7 +228,7 @@ def test_layers_with_a_window_ignore_gaps(family: str, keep_rope: bool) -> None:
     torch.testing.assert_close(losses, our_network(model).losses(tokens, offset=offset), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("keep_rope", [False, True])
+@pytest.mark.parametrize("keep_rope", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pattern", ["bias bias none", "none bias bias", "bias none none"])
 @torch.no_grad()
 def test_layers_of_a_pattern_keep_their_weights_if_others_have_none(pattern: str, keep_rope: bool) -> None:

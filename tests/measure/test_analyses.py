@@ -100,6 +100,7 @@ def test_kernel_curves_equal_the_hooks_of_the_strategy(per_layer: bool, tmp_path
             assert getattr(row, kind) == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_trajectory_of_kernels_is_bounded_and_continues_after_a_resumption(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_records, "MAX_RECORDS", 4)

@@ -81,8 +81,8 @@ def subject(name: str) -> Subject:
 
 
 # fast tests include every strategy, but further options of a strategy only if they are in COMPILED, and several lengths
-# only for those in COMPILED and for CoPE, because test_loops.py tests all strategies but CoPE at a length of its own
-AT_ALL_LENGTHS = {*COMPILED, "CoPE"}
+# only for four strategies, because test_loops.py tests all strategies but CoPE at a length of its own
+AT_ALL_LENGTHS = {"CoPE", "FoX", "KerpleLog", "RoPE"}
 SLOW = {name for name in SETTINGS if "," in name} - COMPILED
 ALL = sorted({*names(), *SETTINGS})
 

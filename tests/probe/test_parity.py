@@ -205,6 +205,7 @@ def test_a_file_of_another_engine_is_a_side(kind, tmp_path):
         compare(outputs, outputs)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_an_exit_status_and_refuses_wrong_sides(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a, b = saved(tmp_path / "a", "llama"), tmp_path / "b"

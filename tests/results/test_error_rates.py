@@ -44,12 +44,14 @@ HARDEST: dict[str, tuple[str, Callable[[np.random.Generator], list[Part]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HARDEST)
 def test_the_hardest_claims_are_rarely_judged_wrongly(case: str) -> None:
     generator, (answer, simulate) = np.random.default_rng(0), HARDEST[case]
     assert sum(verdict(simulate(generator)) == answer for _ in range(TIMES)) / TIMES <= ALLOWED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_text", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_a_comparison_over_seeds_and_text_has_at_most_its_error_rate(seeds: int, of_text: float) -> None:

@@ -73,6 +73,7 @@ def test_accuracies_of_a_trained_model_by_length_and_protocol(tmp_path):
     assert {"val/exact_match", "val/token_accuracy"} <= set(events.Tags()["scalars"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("lengths", "read"), [([1, 2, 3, 9], [1, 2]), ([8, 9], [])])
 def test_lengths_beyond_the_last_position_are_skipped(tmp_path, lengths, read):

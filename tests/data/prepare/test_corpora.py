@@ -412,6 +412,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_no_folder_is_made_if_that_is_impos
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_files_of_the_standard_library_are_found_and_unknown_urls_are_refused():
     for corpus in ("zip://a::http://b/c.zip", "sh://x", "http://127.0.0.1:9/folder"):
         with pytest.raises(UserError, match=r"expected a local path, or a URL|cannot be read|got 'http"):

@@ -58,6 +58,7 @@ def test_files_of_wheels_have_package_and_split_and_copies_are_left_out(index, t
     assert {d.group for d in read_wheels(read_list(demo=True), index) if isinstance(d, Document)} == {"apple", "pear"}
 
 
+@pytest.mark.slow
 def test_a_failed_download_is_an_error_of_one_line_and_complete_files_are_kept(index, tmp_path, monkeypatch):
     monkeypatch.setattr(wheels, "WHEELS_PER_CALL", 2)
     here, plum = tmp_path / "here", index / "plum-1.0-py3-none-any.whl"

@@ -43,6 +43,7 @@ def test_processes_end_if_the_preparation_is_interrupted_while_it_starts_one(mon
     assert not [process for process in started if process.join(20) or process.is_alive()]
 
 
+@pytest.mark.slow
 def test_processes_end_if_the_preparation_is_killed(tmp_path):
     (tmp_path / "main.py").write_text("""import time; from kerple.data.prepare import workers
 def parts():
