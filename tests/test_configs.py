@@ -75,6 +75,7 @@ def test_a_number_of_batches_is_an_integer_in_every_order_of_types(monkeypatch: 
     for name in ("limit_train_batches", "limit_val_batches"):
         monkeypatch.setitem(hints, name, float | int | None)
     put_integers_first(Trainer.__init__)
-    flags = ("--trainer.limit_train_batches=1", "--trainer.limit_val_batches=0.5")
+    numbers = {"limit_train_batches": 1, "limit_val_batches": 0.5, "val_check_interval": "00:00:15:00"}
+    flags = (f"--trainer.{name}={number}" for name, number in numbers.items())
     trainer = parsed("--config", str(CONFIGS / "demo.yaml"), *flags).trainer
-    assert (repr(trainer.limit_train_batches), repr(trainer.limit_val_batches)) == ("1", "0.5")
+    assert {name: repr(trainer[name]) for name in numbers} == {name: repr(number) for name, number in numbers.items()}

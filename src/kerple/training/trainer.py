@@ -47,8 +47,8 @@ def put_integers_first(function: Callable[..., Any]) -> None:
     """
     hints = unwrap(function).__annotations__
     for name, hint in hints.items():
-        if {int, float} <= (types := set(get_args(hint))):
-            hints[name] = reduce(or_, types - {int, float}, int | float)
+        if {int, float} <= set(types := get_args(hint)):
+            hints[name] = reduce(or_, (kind for kind in types if kind not in (int, float)), int | float)
 
 
 for _class in (Trainer, StochasticWeightAveraging):
