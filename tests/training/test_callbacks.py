@@ -177,6 +177,38 @@ def test_a_checkpoint_of_a_stopped_validation_has_the_weights_of_the_training(tm
     torch.testing.assert_close(torch.load(tmp_path / LAST, weights_only=False)["current_model_state"], seen[0])
 
 
+def test_a_fit_whose_data_is_unreachable_before_its_first_step_keeps_its_checkpoint(tmp_path: Path) -> None:
+    class Unreachable(ToyData):
+        def train_dataloader(self) -> Any:
+            raise UnreachableShards("gone")
+
+    trainer(tmp_path, LastCheckpoint(), max_steps=2).fit(small_model(), ToyData())
+    before = (tmp_path / LAST).read_bytes()
+    with pytest.raises(UnreachableShards):
+        run = trainer(tmp_path, LastCheckpoint(), max_steps=4)
+        run.fit(small_model(), Unreachable(), ckpt_path=tmp_path / LAST, weights_only=False)
+    assert (tmp_path / LAST).read_bytes() == before
+
+
+def test_a_checkpoint_before_an_unreachable_batch_counts_as_one_after_a_step(tmp_path: Path) -> None:
+    class Ends(ToyData):
+        error: type[BaseException] = UnreachableShards
+
+        def train_dataloader(self) -> Any:
+            yield from list(super().train_dataloader())[:3]
+            raise self.error("gone")
+
+    loops = []
+    for error, steps in ((UnreachableShards, 9), (OSError, 2)):  # the batch is read before the step of the previous one
+        data, folder = Ends(), tmp_path / error.__name__
+        data.error = error
+        with pytest.raises(error):
+            trainer(folder, LastCheckpoint(steps), max_steps=9, limit_val_batches=0).fit(small_model(), data)
+        loops.append(torch.load(folder / LAST, weights_only=False)["loops"]["fit_loop"])
+    for name in ("epoch_loop.state_dict", "epoch_loop.batch_progress"):
+        assert loops[0][name] == loops[1][name]
+
+
 def test_averages_of_an_fp64_fit_are_fp64(tmp_path: Path) -> None:
     run = trainer(tmp_path, LastCheckpoint(), EMAWeightAveraging(decay=0.5), max_steps=2, precision="64-true")
     run.fit(small_model(), ToyData())

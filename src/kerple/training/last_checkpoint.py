@@ -1,5 +1,6 @@
 """`LastCheckpoint`: the checkpoint from which a run resumes."""
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -71,12 +72,13 @@ class LastCheckpoint(Checkpoint):
         self._between_batches = False  # whether the checkpoint is saved because the next batch cannot be read
         self._stop = False  # whether another callback ends the fit after this step
         self._weights: dict[str, Tensor] | None = None  # at the end of the fit, before averages replace them
-        self._saved_step, self._saved_at = 0, time.monotonic()
+        self._saved_step, self._saved_at = math.inf, time.monotonic()
         self._signals = Signals()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == TrainerFn.FITTING:
             self.path = log_directory(trainer) / LAST
+            self._saved_step = math.inf  # before the training starts, the state of the loader is not restored
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.install()
@@ -204,6 +206,7 @@ def _repeat_batch_end(loops: dict[str, Any]) -> None:
     for counts in ("total", "current"):
         progress = loops["epoch_loop.batch_progress"][counts]
         progress["completed"] = progress["processed"] - 1
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
 
 
 def _end_epoch(loops: dict[str, Any]) -> None:
