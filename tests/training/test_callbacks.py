@@ -126,11 +126,13 @@ def test_an_average_that_has_not_begun_is_the_weights(tmp_path: Path) -> None:
         averaging = [] if start is None else [EMAWeightAveraging(decay=0.5, update_starting_at_step=start)]
         options = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
         options |= {"limit_val_batches": 1, "max_steps": step}
-        run = trainer(tmp_path / str(start), Record(), LastCheckpoint(2), *averaging, **options)
+        third = ModelCheckpoint(tmp_path / str(start), "{step}", save_top_k=-1, every_n_train_steps=3)
+        run = trainer(tmp_path / str(start), Record(), LastCheckpoint(2), third, *averaging, **options)
         run.fit(model := small_model(), ToyData())
         saved = torch.load(tmp_path / str(start) / LAST, weights_only=False)["state_dict"]
         torch.testing.assert_close(saved, dict(model.state_dict()), rtol=0, atol=0)
-        weights.append(saved)
+        between = torch.load(tmp_path / str(start) / "step=3.ckpt", weights_only=False)["state_dict"]
+        weights.append((saved, between))
     assert validated == [(2, True), (4, True), (6, False)] + 2 * [(2, True), (4, True), (6, True)]
     torch.testing.assert_close(weights[1], weights[2], rtol=0, atol=0)
 

@@ -141,6 +141,7 @@ class LastCheckpoint(Checkpoint):
             self.save(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        set_unused_averages(trainer, pl_module)  # in checkpoints of all callbacks; the tensors are those of the average
         checkpoint[ACCUMULATION] = accumulation_option(trainer)
         if "current_model_state" in checkpoint and self._weights is not None:
             checkpoint["current_model_state"] = self._weights
@@ -174,7 +175,6 @@ class LastCheckpoint(Checkpoint):
         if untyped(trainer).fast_dev_run:
             return
         assert self.path is not None
-        set_unused_averages(trainer, trainer.lightning_module)
         trainer.save_checkpoint(self.path)
         self._saved_step, self._saved_at = trainer.global_step, time.monotonic()
 
