@@ -78,6 +78,15 @@ def test_a_fit_stopped_at_the_end_of_an_epoch_continues(
     assert parts == whole
 
 
+@pytest.mark.parametrize("options", [{}, {"max_steps": 16, "limit_train_batches": 7, "accumulate_grad_batches": 2}])
+def test_a_finished_fit_continues_with_whole_epochs(options: dict[str, Any], tmp_path: Path) -> None:
+    whole, parts = Steps(), Steps()
+    run(tmp_path / "whole", options | {"max_epochs": 4}, whole)
+    run(tmp_path / "parts", options | {"max_epochs": 2}, parts)
+    run(tmp_path / "parts", options | {"max_epochs": 4}, parts, None, tmp_path / "parts" / LAST)
+    assert parts == whole
+
+
 @pytest.mark.parametrize(
     "options", [{"max_steps": 12, "limit_train_batches": 10, "accumulate_grad_batches": 4}, {"max_epochs": 4}]
 )

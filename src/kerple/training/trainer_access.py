@@ -106,8 +106,14 @@ def restore_loader(trainer: Trainer) -> None:
 
 
 def begin_next_epoch(trainer: Trainer) -> None:
-    """Count the epoch that follows a checkpoint of a finished epoch, in which Lightning resumes without counting it."""
+    """Count the epoch that follows a checkpoint of a finished epoch, in which Lightning resumes without counting it.
+
+    After a fit that has ended with an epoch, Lightning would read one batch in the next epoch.
+    """
     loop: Any = trainer.fit_loop
+    batches = loop.epoch_loop.batch_progress
+    if loop.restarting and batches.is_last_batch and batches.current.completed >= trainer.num_training_batches:
+        batches.reset_on_run()
     progress = loop.epoch_progress
     if loop.restarted_mid_epoch and progress.current.ready == progress.current.processed:
         progress.increment_ready()
