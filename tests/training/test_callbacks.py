@@ -147,6 +147,13 @@ def test_a_mean_over_epochs_is_used_if_the_fit_ends_before_its_last_epoch(tmp_pa
     torch.testing.assert_close(content["state_dict"], state["average_model_state"], rtol=0, atol=0)
 
 
+def test_a_second_callback_that_writes_the_last_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^trainer\.callbacks: ModelCheckpoint: save_last: got True, expected null"):
+        trainer(tmp_path, LastCheckpoint(), ModelCheckpoint(save_last=True), max_steps=1).fit(small_model(), ToyData())
+    other = ModelCheckpoint(tmp_path / "other", save_last=True)
+    trainer(tmp_path, LastCheckpoint(), other, max_steps=1).fit(small_model(), ToyData())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -10,6 +10,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import (
     Checkpoint,
     GradientAccumulationScheduler,
+    ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from pytorch_lightning.trainer.states import TrainerFn
@@ -58,7 +59,7 @@ class LastCheckpoint(Checkpoint):
             for writing, even if steps are fast. A checkpoint of 162M parameters and the optimiser's moments has 2 GB.
 
     Raises:
-        UserError: If a number is not positive, or both are null.
+        UserError: If a number is not positive, or both are null; in a fit, if a ModelCheckpoint writes the same file.
     """
 
     def __init__(self, every_n_train_steps: int | None = None, every_minutes: float | None = 10.0) -> None:
@@ -79,6 +80,14 @@ class LastCheckpoint(Checkpoint):
         if stage == TrainerFn.FITTING:
             self.path = log_directory(trainer) / LAST
             self._saved_step = math.inf  # before the training starts, the state of the loader is not restored
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in untyped(trainer).checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.save_last:
+                last = Path(str(callback.dirpath), f"{callback.CHECKPOINT_NAME_LAST}{callback.FILE_EXTENSION}")
+                expected = f"null, because LastCheckpoint writes {self.path}; or another dirpath"
+                option = "trainer.callbacks: ModelCheckpoint: save_last"
+                require(last != self.path, option, callback.save_last, expected)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.install()
