@@ -147,6 +147,23 @@ def test_a_mean_over_epochs_is_used_if_the_fit_ends_before_its_last_epoch(tmp_pa
     torch.testing.assert_close(content["state_dict"], state["average_model_state"], rtol=0, atol=0)
 
 
+def test_a_fit_with_a_mean_over_epochs_continues_with_the_trained_weights_after_an_early_end(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            trainer.should_stop = trainer.current_epoch == 2
+
+    contents = []
+    for stops in ([None], [Stop(), None]):
+        last = tmp_path / str(len(stops)) / LAST
+        for stop in stops:
+            callbacks = [LastCheckpoint(), StochasticWeightAveraging(0.005, 1), *filter(None, [stop])]
+            run = trainer(tmp_path / str(len(stops)), *callbacks, max_epochs=5, max_steps=15, limit_train_batches=3)
+            continued = last if stop is None and len(stops) == 2 else None
+            run.fit(small_model(), ToyData(), ckpt_path=continued, weights_only=False)
+        contents.append(torch.load(last, weights_only=False)["state_dict"])
+    torch.testing.assert_close(*contents, rtol=0, atol=0)
+
+
 def test_a_second_callback_that_writes_the_last_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^trainer\.callbacks: ModelCheckpoint: save_last: got True, expected null"):
         trainer(tmp_path, LastCheckpoint(), ModelCheckpoint(save_last=True), max_steps=1).fit(small_model(), ToyData())

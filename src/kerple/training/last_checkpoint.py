@@ -37,7 +37,7 @@ from kerple.training.trainer_access import (
 
 # Lightning's callbacks that set up an epoch when it starts. Lightning does not call them if it resumes inside an epoch.
 AT_EPOCH_START = (GradientAccumulationScheduler, StochasticWeightAveraging)
-ACCUMULATION, INSIDE_STEP = "accumulate_grad_batches", "inside_step"
+ACCUMULATION, INSIDE_STEP, TRAINED = "accumulate_grad_batches", "inside_step", "weights_before_the_mean"
 
 
 class LastCheckpoint(Checkpoint):
@@ -73,12 +73,13 @@ class LastCheckpoint(Checkpoint):
         self._between_batches = False  # whether the checkpoint is saved because the next batch cannot be read
         self._stop = False  # whether another callback ends the fit after this step
         self._weights: dict[str, Tensor] | None = None  # at the end of the fit, before averages replace them
+        self._trained: dict[str, Tensor] | None = None  # before the mean over epochs replaces them
         self._saved_step, self._saved_at = math.inf, time.monotonic()
         self._signals = Signals()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == TrainerFn.FITTING:
-            self.path = log_directory(trainer) / LAST
+            self.path, self._trained = log_directory(trainer) / LAST, None
             self._saved_step = math.inf  # before the training starts, the state of the loader is not restored
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -133,7 +134,7 @@ class LastCheckpoint(Checkpoint):
         self._weights = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        use_epoch_averages(trainer, pl_module)
+        self._trained = use_epoch_averages(trainer, pl_module)
         self.save(trainer)
         self._weights = None
         self._signals.restore()
@@ -154,6 +155,8 @@ class LastCheckpoint(Checkpoint):
         checkpoint[ACCUMULATION] = accumulation_option(trainer)
         if "current_model_state" in checkpoint and self._weights is not None:
             checkpoint["current_model_state"] = self._weights
+        if self._trained is not None:
+            checkpoint[TRAINED] = self._trained
         checkpoint[INSIDE_STEP] = trainer.state.fn == TrainerFn.FITTING and inside_step(trainer)
         if self._between_batches and trainer.training:
             _repeat_batch_end(checkpoint["loops"]["fit_loop"])
@@ -168,6 +171,8 @@ class LastCheckpoint(Checkpoint):
         if averaged and not averaging(trainer):
             expected = "one, because the fit averaged its weights, and its checkpoint has the averages as weights"
             raise UserError(f"trainer.callbacks: got no WeightAveraging, expected {expected}")
+        if trainer.state.fn == TrainerFn.FITTING and TRAINED in checkpoint:
+            pl_module.load_state_dict(checkpoint[TRAINED])
         if trainer.state.fn == TrainerFn.FITTING and "loops" in checkpoint:
             _end_epoch(checkpoint["loops"]["fit_loop"])
         before, now = checkpoint.get(ACCUMULATION), trainer.accumulate_grad_batches

@@ -10,6 +10,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging, WeightAveraging
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from kerple.base.errors import UserError
@@ -57,12 +58,19 @@ def averaging(trainer: Trainer) -> list[WeightAveraging]:
     return [callback for callback in untyped(trainer).callbacks if isinstance(callback, WeightAveraging)]
 
 
-def use_epoch_averages(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Set the weights to the mean over epochs if the fit ended before its last epoch, after which Lightning does so."""
+def use_epoch_averages(trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor] | None:
+    """Set the weights to the mean over epochs if the fit ended before its last epoch, after which Lightning does so.
+
+    Returns:
+        The trained weights, with which the fit can continue; None if the weights have not changed.
+    """
+    trained = None
     for callback in untyped(trainer).callbacks:
         begun = isinstance(callback, StochasticWeightAveraging) and callback.n_averaged is not None
         if begun and trainer.current_epoch - 1 < callback.swa_end:
+            trained = {name: weight.detach().clone() for name, weight in pl_module.state_dict().items()}
             callback.transfer_weights(callback._average_model, pl_module)
+    return trained
 
 
 def tensorboard_writers(trainer: Trainer) -> list[SummaryWriter]:
