@@ -175,6 +175,17 @@ def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejecte
         hugging_face_network(small(hf.BertConfig, hf.BertLMHeadModel, intermediate_size=48))
 
 
+@torch.inference_mode()
+def test_positions_of_images_do_not_limit_the_length_of_texts():
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}  # 4 positions, in a table as wide as the text's embedding
+    model = small(hf.Gemma3Config, text_config=configuration("gemma3_text").to_dict(), vision_config=vision)
+    assert model.model.vision_tower.embeddings.position_embedding.num_embeddings == 4
+    network = hugging_face_network(model)
+    assert (network.max_length, network.name) == (None, "RoPE (mixed)")
+    assert network.losses(text(1, 41)).isfinite().all()
+
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 512}
 DIVISORS = [1.0 + i / 4 for i in range(16)]

@@ -112,10 +112,11 @@ def _runs(function: Callable[..., Any], *args: Any, **options: Any) -> bool:
     return True
 
 
-def learned_positions(model: nn.Module) -> nn.Embedding | None:
+def learned_positions(model: Any) -> nn.Embedding | None:
     """Return the table of learned positions of a model: an embedding named ``wpe``, or with ``position`` in its name.
 
-    None if there is no such embedding.
+    None if there is no such embedding. Tables for images or sound in a multimodal model are not returned.
     """
-    tables = ((name.rpartition(".")[2], m) for name, m in model.named_modules() if isinstance(m, nn.Embedding))
+    modules = model.get_decoder().named_modules()  # the language model of a multimodal model
+    tables = ((name.rpartition(".")[2], m) for name, m in modules if isinstance(m, nn.Embedding))
     return next((table for name, table in tables if name == "wpe" or "position" in name), None)
