@@ -220,6 +220,22 @@ def test_a_scaling_that_a_model_does_not_support_is_an_error(family, own, scalin
         scaled(config, scaling, 2.0, LENGTH)
 
 
+ROPE_SWITCHES = [
+    (hf.FalconConfig, {"alibi": False}, {"alibi": True}),
+    (hf.GraniteMoeHybridConfig, {"position_embedding_type": "rope"}, {"position_embedding_type": "nope"}),
+    (hf.Zamba2Config, {"use_mem_rope": True}, {"use_mem_rope": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "with_rope", "without_rope"), ROPE_SWITCHES)
+def test_a_model_without_rope_but_with_its_parameters_cannot_be_scaled(kind, with_rope, without_rope):
+    assert scaled(kind(**with_rope), "yarn", 2.0, LENGTH).rope_parameters["rope_type"] == "yarn"
+    config = kind(**without_rope)
+    assert config.rope_parameters["rope_theta"]
+    with pytest.raises(UserError, match=f"got {config.model_type}, which has no RoPE, expected RoPE that yarn can"):
+        scaled(config, "yarn", 2.0, LENGTH)
+
+
 def rescaled(own: torch.Tensor, scaling: str, s: float, length: int, base: float) -> list[float]:
     """Apply the published formula of a scaling to each frequency of a model, by its number of rotations."""
     r = 2 * len(own)

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 
 from kerple.base.errors import UserError, require
+from kerple.hf.windowed_attention import layer_kinds
 from kerple.positions import RoPE, Shape
 from kerple.positions.rotary_scaling import AnyScaling, Scaling
 
@@ -48,6 +49,7 @@ def layer_rope(config: Any, i: int, kind: str) -> Mapping[str, Any]:
     families = NO_ROPE_IN_FULL_LAYERS | (NO_ROPE_WITH_WINDOWS if windows else set())
     has_rope = pattern[i] if pattern else kind != "full_attention" or config.model_type not in families
     has_rope = has_rope and not has_alibi(config) and getattr(config, "position_embedding_type", "rope") == "rope"
+    has_rope = has_rope and getattr(config, "use_mem_rope", True)  # false for Zamba2 without RoPE
     ropes = getattr(config, "rope_parameters", None) or {}
     # transformers reads the entries of the kind, also if there are entries for all layers
     return (ropes.get(kind) or (ropes if "rope_theta" in ropes else {})) if has_rope else {}
@@ -153,9 +155,11 @@ def scaled(
     if scaling == "none" or (own == "dynamic" and length <= config.max_position_embeddings):
         own = "default"  # removed, or without effect on ``length`` tokens
     others = sorted(rope.keys() - COMPOSED)
+    # families such as Falcon fill ``rope_parameters`` also for models without RoPE
+    used = bool(rope) and any(layer_rope(config, i, kind) for i, kind in enumerate(layer_kinds(config)))
     combined = own in COMBINED and scaling != "dynamic_ntk"
     obstacles = {
-        "has no RoPE": not rope,
+        "has no RoPE": not used,
         "has RoPE that differs between layers": "rope_theta" not in rope,
         "also scales queries by their positions": "llama_4_scaling_beta" in rope,
         f"also has the rope_parameters {', '.join(others)}": bool(others),
