@@ -192,6 +192,19 @@ def test_the_scaling_of_a_gguf_file_is_applied(tmp_path, scaling, divisors, rope
     assert torch.allclose(expected, unscaled, atol=1e-3) == (rope["rope_type"] == "default")
 
 
+@torch.inference_mode()
+def test_a_gguf_file_of_this_name_in_the_working_directory_is_not_read(tmp_path, monkeypatch):
+    model = small(hf.Qwen2Config, intermediate_size=64, num_key_value_heads=2)
+    (tmp_path / "folder").mkdir()
+    write_gguf(tmp_path / "folder" / "model.gguf", model, {})
+    expected = model(with_bos(text(1, 9))).logits[:, 1:]
+    model.model.norm.weight.mul_(2)
+    write_gguf(tmp_path / "model.gguf", model, {})
+    monkeypatch.chdir(tmp_path)
+    network = read_network("folder/model.gguf")
+    torch.testing.assert_close(network(text(1, 9)), expected, atol=1e-5, rtol=1e-5)
+
+
 UNKNOWN = [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}, YARN | {"factor": -4.0}]
 
 

@@ -49,7 +49,8 @@ class ModelSource:
     def files(self) -> dict[str, Any]:
         """Keyword arguments for transformers' `from_pretrained`."""
         if self.gguf is not None:
-            return {"gguf_file": self.gguf}
+            # transformers looks for a relative path in the working directory first
+            return {"gguf_file": str(Path(self.location, self.gguf).absolute())}
         return {"local_files_only": not (Path(self.location).is_dir() or _is_hub_reachable())}
 
 
