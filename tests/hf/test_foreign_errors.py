@@ -77,6 +77,16 @@ def test_a_window_that_is_not_used_may_be_0():
         check_configuration(config)
 
 
+def test_sizes_that_differ_between_layers():
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    config = hf.Gemma4TextConfig(**layers, head_dim=8, global_head_dim=16)
+    assert [layer.head_dim for layer in config.per_layer_config] == [8, 16]
+    check_configuration(config)
+    config = hf.Gemma4TextConfig(**layers, head_dim=8, global_head_dim=0)
+    with pytest.raises(UserError, match=r"got 0 for head_dim in .*, expected a whole number of 1 or more"):
+        check_configuration(config)
+
+
 def test_memory_of_a_model_with_a_size_for_each_layer():
     config = hf.FalconConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     config.intermediate_size = [48, 64]

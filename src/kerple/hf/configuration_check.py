@@ -32,12 +32,14 @@ def check_configuration(config: Any) -> None:
         UserError: If an entry has another type or is out of range, or ``layer_types`` does not have an entry for each
             layer.
     """
-    for name in COUNTS:
-        for count in listed(getattr(config, name, None)):
+    for name in (config.attribute_map.get(name, name) for name in COUNTS):
+        # transformers raises an error if an entry that differs between layers, as in Gemma 4, is read for all layers
+        parts = config.per_layer_config if name in (config.per_layer_attributes or ()) else [config]
+        for count in (count for part in parts for count in listed(getattr(part, name, None))):
             unused = name == "sliding_window" and not getattr(config, "use_sliding_window", True)
             lowest = 0 if unused else 1  # transformers sets a window that Qwen2-MoE does not use to 0
             valid = type(count) is int and lowest <= count <= LARGEST
-            _check(valid, config.attribute_map.get(name, name), count, "a whole number of 1 or more")
+            _check(valid, name, count, "a whole number of 1 or more")
     kinds, layers = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
     expected = f"an entry for each of {layers} layers"
     _check(kinds is None or len(kinds) == layers, "layer_types", kinds, expected)
