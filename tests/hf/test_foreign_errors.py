@@ -10,9 +10,12 @@ from kerple.base.errors import UserError
 from kerple.hf.configuration_check import check_configuration
 from kerple.hf.foreign_errors import foreign_errors
 from kerple.hf.memory import check_memory
+from kerple.hf.pretrained_files import find_model, read_model, read_model_config
 from kerple.hf.rope import read_rope
 from kerple.probe.capture import captured
 from tests.hf.tiny import configuration, hf, text, tiny
+
+from kerple.hf import retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
 
 def call(function, *arguments):
@@ -85,6 +88,27 @@ def test_sizes_that_differ_between_layers():
     config = hf.Gemma4TextConfig(**layers, head_dim=8, global_head_dim=0)
     with pytest.raises(UserError, match=r"got 0 for head_dim in .*, expected a whole number of 1 or more"):
         check_configuration(config)
+
+
+@pytest.mark.parametrize("weights", ["adapter_model.bin", "own.safetensors.index.json", "own.safetensors"])
+@pytest.mark.parametrize("strategy", [None, "KerpleLog"])
+def test_pickles_that_a_configuration_names_as_weights_are_refused(tmp_path, weights, strategy):
+    model = tiny("llama")
+    state = (retrofit(model, strategy) if strategy else model).state_dict()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "own.safetensors")
+    torch.save(state, tmp_path / "adapter_model.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(state, "adapter_model.bin")}
+    (tmp_path / "own.safetensors.index.json").write_text(json.dumps(index))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (config["model"] if strategy else config)["transformers_weights"] = weights
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = find_model(str(tmp_path))
+    if weights == "own.safetensors":
+        assert read_model(source, read_model_config(source)).state_dict().keys() >= state.keys()
+    else:
+        with pytest.raises(UserError, match="are pickled, and reading a pickle can run any code"):
+            read_model(source, read_model_config(source))
 
 
 def test_memory_of_a_model_with_a_size_for_each_layer():

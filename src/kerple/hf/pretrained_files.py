@@ -181,9 +181,8 @@ def read_model(
     from transformers import AutoModelForCausalLM  # an optional package
 
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    indexed = {} if source.gguf else read_json_file(source, INDEX).get("weight_map")
-    if not all(str(name).endswith(".safetensors") for name in (indexed.values() if isinstance(indexed, dict) else ())):
-        raise _pickle_error(source.name, source.location)  # transformers would unpickle files that the index names
+    if source.gguf is None:
+        _refuse_pickles(source, config)
     with reading(source, "weights"):
         model, info = load(
             source.location,
@@ -200,6 +199,25 @@ def read_model(
             given = f"the weights of {source.name} do not fit its config.json: {examples}"
             raise UserError(f"model: {given}; download both again")
     return model.eval()
+
+
+def _refuse_pickles(source: ModelSource, config: Any) -> None:
+    """Check that the files that a configuration or an index names as weights are safetensors.
+
+    transformers would unpickle them, whatever their extension. The entry ``transformers_weights`` replaces the usual
+    names. For a retrofitted model, transformers reads it from the configuration of the original model.
+
+    Raises:
+        UserError: If one of the files is not a safetensors file.
+    """
+    named = [getattr(part, "transformers_weights", None) for part in (config, config.get_text_config())]
+    files = [str(name) for name in named if name is not None]
+    for index in {INDEX, *(file for file in files if file.endswith(".safetensors.index.json"))}:
+        files = [file for file in files if file != index]
+        shards = read_json_file(source, index).get("weight_map")
+        files += map(str, shards.values()) if isinstance(shards, dict) else ()
+    if not all(file.endswith(".safetensors") for file in files):
+        raise _pickle_error(source.name, source.location)
 
 
 def read_json_file(source: ModelSource, name: str) -> dict[str, Any]:
