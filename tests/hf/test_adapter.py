@@ -284,6 +284,22 @@ def test_llama3_with_equal_ends_is_one_step_in_a_model_with_its_own_scaling():
     assert new.rope_parameters["long_factor"] == pytest.approx([4.0 if n >= 4 else 8.0 for n in rotations])
 
 
+# the rotation of 1 radian per token completes 5 periods in 32 tokens; YaRN and Llama 3 do not change it
+@pytest.mark.parametrize(("scaling", "frequency"), [("none", 1.0), ("pi", 0.25), ("yarn", 1.0), ("llama3", 1.0)])
+def test_heads_with_two_rotated_channels_are_scaled(scaling, frequency):
+    config = hf.GPTNeoXConfig(hidden_size=32, num_attention_heads=4, rotary_pct=0.25)
+    factor = None if scaling == "none" else 4.0
+    new, embedding = scaled(config, scaling, factor, LENGTH), hf.models.gpt_neox.modeling_gpt_neox
+    assert embedding.GPTNeoXRotaryEmbedding(new).inv_freq.tolist() == [frequency]
+
+
+@pytest.mark.parametrize("scaling", ["ntk", "dynamic_ntk"])
+def test_ntk_scaling_of_two_rotated_channels_is_an_error(scaling):
+    config = hf.GPTNeoXConfig(hidden_size=32, num_attention_heads=4, rotary_pct=0.25)
+    with pytest.raises(UserError, match=f"scaling: got {scaling}, expected pi or yarn, because .* 4 or more rotated"):
+        scaled(config, scaling, 4.0, LENGTH)
+
+
 @torch.inference_mode()
 def test_losses_with_dynamic_rope_in_one_kind_of_layers_do_not_depend_on_earlier_inputs():
     dynamic = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}

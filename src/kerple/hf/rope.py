@@ -173,12 +173,15 @@ def scaled(
         raise UserError(f"model: got {given}, expected RoPE that {scaling} can scale; or leave out the scaling")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))  # channels of a head that RoPE rotates
+    expected = f"pi or yarn, because {scaling} needs 4 or more rotated dimensions per head"
+    require(rotated > 2 or scaling not in ("ntk", "dynamic_ntk"), "scaling", scaling, expected)
     s = factor or 1.0
     original = {"original_max_position_embeddings": length}
     changes: dict[str, dict[str, Any]] = {
         "none": {"rope_type": "default"},
         "pi": {"rope_type": "linear", "factor": s},
-        "ntk": {"rope_type": "default", "rope_theta": rope["rope_theta"] * s ** (rotated / (rotated - 2))},
+        # other scalings accept 2 rotated channels, and do not use this entry
+        "ntk": {"rope_type": "default", "rope_theta": rope["rope_theta"] * s ** (rotated / max(rotated - 2, 1))},
         "dynamic_ntk": {"rope_type": "dynamic", "factor": s},
         "yarn": {"rope_type": "yarn", "factor": s, **original},
         "llama3": {"rope_type": "llama3", "factor": s, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **original},
