@@ -128,7 +128,7 @@ def test_the_digest_covers_every_file_that_changes_a_number(tmp_path, weights):
     assert len(found) == len(names) + 1
 
 
-def write_gguf(path, model, scaling, divisors=()):
+def write_gguf(path, model, scaling, divisors=(), **tokenizer):
     """Write a Qwen2 with entries ``rope.scaling.…`` and tensors of divisors, as llama.cpp writes them."""
     config, writer = model.config, gguf.GGUFWriter(path, "qwen2")
     entries = {
@@ -137,9 +137,9 @@ def write_gguf(path, model, scaling, divisors=()):
         "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
         "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
         "tokenizer_model": "gpt2", "token_merges": ["a b"], "bos_token_id": BOS, "eos_token_id": END,
-        "add_bos_token": True, "token_list": [*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))],
+        "token_list": [*"ab", "ab", *map(chr, range(0x100, 0x100 + VOCABULARY - 3))],
     }  # fmt: skip
-    for key, value in entries.items():
+    for key, value in (entries | (tokenizer or {"add_bos_token": True})).items():
         getattr(writer, f"add_{key}")(value)
     for key, value in scaling.items():
         (writer.add_string if isinstance(value, str) else writer.add_float32)(f"qwen2.rope.scaling.{key}", value)
@@ -230,6 +230,19 @@ def test_the_options_of_attention_in_a_gguf_file_are_read(tmp_path, architecture
     writer.close()
     config = read_model_config(find_model(str(tmp_path / "model.gguf")))
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "bos"),
+    [
+        ({"tokenizer_pre": "llama-bpe"}, BOS),  # as in files of Llama 3
+        ({"tokenizer_pre": "llama-bpe", "add_bos_token": False}, None),
+        ({"tokenizer_pre": "qwen2"}, None),
+    ],
+)
+def test_bos_of_a_gguf_file_is_the_token_that_llama_cpp_adds(tmp_path, tokenizer, bos):
+    write_gguf(tmp_path / "model.gguf", small(hf.Qwen2Config, num_key_value_heads=2), {}, **tokenizer)
+    assert bos_token(find_model(str(tmp_path / "model.gguf"))) == bos
 
 
 UNKNOWN = [YARN | {"yarn_log_multiplier": 0.1}, {"type": "longrope"}, {"alpha": 2.0}, YARN | {"factor": -4.0}]

@@ -12,6 +12,9 @@ from kerple.hf import need
 from kerple.hf.pretrained_files import ModelSource, read_json_file, reading
 
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"}
+ADD_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"}
+ADD_BOS |= {"tekken", "chameleon"}
+"""Entries ``tokenizer.ggml.pre`` with which llama.cpp adds BOS, if the GGUF file has no ``add_bos_token``."""
 IRRELEVANT = ("post_processor", "truncation", "padding")  # parts of a tokenizer that change only the ends of a text
 
 
@@ -53,8 +56,19 @@ def bos_token(source: ModelSource, advice: str = "") -> int | None:
         given = f"{source.name}, whose tokenizer adds more than one token before a text"
         require(with_special[1 : 1 + len(plain)] == plain, "model", given, f"one, BOS{advice}")
         return with_special[0]
-    add_bos = source.gguf is None and read_json_file(source, "tokenizer_config.json").get("add_bos_token")
-    return tokenizer.bos_token_id if add_bos else None
+    if source.gguf is not None:
+        return _gguf_bos(source)
+    return tokenizer.bos_token_id if read_json_file(source, "tokenizer_config.json").get("add_bos_token") else None
+
+
+def _gguf_bos(source: ModelSource) -> int | None:
+    """Return the id of the token that llama.cpp adds before a text, or None."""
+    from transformers.integrations.gguf import read_gguf_metadata  # an optional package
+
+    entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))))
+    default = entries.get("tokenizer.ggml.model") == "gpt2" and entries.get("tokenizer.ggml.pre") in ADD_BOS
+    add_bos = entries.get("tokenizer.ggml.add_bos_token", default)
+    return entries.get("tokenizer.ggml.bos_token_id") if add_bos else None
 
 
 def read_declaration(source: ModelSource, name: str) -> dict[str, Any]:
