@@ -64,6 +64,14 @@ def test_a_run_whose_accumulation_is_scheduled_has_one_epoch_of_different_sample
     assert torch.equal(rows(data.train_dataloader()), rows(module(accumulate=4, batch_size=4).train_dataloader()))
 
 
+def test_a_run_of_several_epochs_has_different_samples_unless_their_number_is_given(module):
+    for options, expected in (({}, range(30)), ({"samples": 24}, [*range(24), *range(6)])):
+        data = module(max_steps=6, batch_size=4, **options)  # a limit or a schedule can make the run longer
+        order = Order(len(data.text("train").stream), LENGTH, data.seed, 0)
+        starts = data.train_dataloader().locate(np.arange(30))
+        assert starts.tolist() == order.starts(np.array(expected)).tolist()
+
+
 def test_samples_are_located_and_read_for_many_batches_at_once_and_equal_those_of_single_calls(module, monkeypatch):
     monkeypatch.setattr("kerple.data.loader.LOCATED", 20)
     data, calls = module(max_steps=11), []

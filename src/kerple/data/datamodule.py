@@ -189,12 +189,13 @@ class TokenShards(ShardOptions, LightningDataModule):
         enough = self.repeat_parts or self.mixture is None or period <= order.samples
         require(enough, "data.mixture", f"a training with {period} samples", expected)
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        place = (lambda k: k % period) if repeats else (lambda k: k)
         loader = TrainingLoader(
-            read, self.batch_size, batches, rank, world_size, self.workers, on_gpu, lambda k: order.starts(k % period)
+            read, self.batch_size, batches, rank, world_size, self.workers, on_gpu, lambda k: order.starts(place(k))
         )
         if self.sections is not None:
             assert not isinstance(order, Order)
-            loader.lane = lambda k: order.lane(k % period)
+            loader.lane = lambda k: order.lane(place(k))
             loader.ahead = -(-order.section_samples // batch_samples)
         if any(part.stream.folder.remote for part in parts) and (self.packing == "stream" or self.sections):
             loader.fetcher = partial(ShardFetcher, [(part.stream, part.ends) for part in parts])
