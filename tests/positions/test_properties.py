@@ -192,6 +192,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("SelfExtend", {"group": 0}, "group: got 0, expected at least 1 position"),
         ("ReRoPE", {"neighbor_window": 0}, "neighbor_window: got 0, expected at least 1 key"),
         ("ReRoPE", {"position": KerpleLog}, "position: got KerpleLog, expected a strategy that only t"),
+        ("SelfExtend", {"position": positions.ReRoPE}, "position: got ReRoPE, expected a strategy that only t"),
         *(("SelfExtend", {"position": rope}, "position: got RoPE, which depends on the length") for rope in BY_LENGTH),
         ("Combined", {"parts": (RANDOMIZED_PATH, KerpleLog)}, "parts: got KerpleLog with PaTH"),
         ("Combined", {"parts": TWO_NEIGHBOR_WINDOWS}, "parts: got SelfExtend with SelfExtend"),

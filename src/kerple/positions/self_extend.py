@@ -50,7 +50,9 @@ class SelfExtend(Wrapper):
         self.require(window >= 1, "neighbor_window", window, "at least 1 key, the query's own")
         self.require(group is None or group >= 1, "group", group, "at least 1 position, or null for a single group")
         hooks = [hook for hook in HOOKS if self.position.uses(hook)]
-        only_transforms = hooks == ["transform_qk"] and not self.position.varies_by_layer
+        # of a strategy with a neighbor window, queries and keys already have two halves
+        has_halves = self.position.varies_by_layer or self.position.neighbor_window is not None
+        only_transforms = hooks == ["transform_qk"] and not has_halves
         expected = "a strategy that only transforms queries and keys, such as RoPE"
         self.require(only_transforms, "position", type(self.position).__name__, expected)
         # far queries and far keys have other positions, by which such a strategy would rotate them differently
