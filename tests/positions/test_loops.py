@@ -20,6 +20,7 @@ from kerple.model.architecture import Architecture
 from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Combined, Position, QueryKeyBlock, Shape, Sink, TokenPositions
 from kerple.positions.visibility import Visibility
+from kerple.testing import Subject
 from kerple.training.language_model import LanguageModel
 
 HEADS, HEAD_DIM, LENGTH = 2, 6, 14
@@ -384,6 +385,11 @@ def test_dape_is_a_loop_over_pairs(window: int | None, over: str, monkeypatch) -
         return inputs[h] + inputs[HEADS + h] + position.out.weight[h] @ hidden
 
     compare_with_loops(position, score, window, offset=3)
+
+
+def test_dape_in_fp64_adds_a_bias_without_parameters() -> None:
+    network = Subject(partial(positions.DAPE, over=positions.Sandwich, hidden=3)).network(16).double()
+    assert network(torch.arange(16)[None]).dtype == torch.float64
 
 
 @pytest.mark.parametrize("window", [None, 1, 6])

@@ -46,7 +46,7 @@ class DAPE(Position):
         self.out = nn.Linear(hidden * self.taps, shape.heads, bias=False, dtype=torch.float32)
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
-        b = block.evaluate(self.over.bias)  # (H, Tq, Tk) or (B, H, Tq, Tk)
+        b = block.evaluate(self.over.bias).to(s.dtype)  # (H, Tq, Tk) or (B, H, Tq, Tk)
         return s + b + self._network(s, b, block)  # (B, H, Tq, Tk)
 
     def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
