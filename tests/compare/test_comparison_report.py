@@ -215,6 +215,7 @@ def test_tasks_are_ranked_beyond_the_training_length(tmp_path: Path) -> None:
     runs = []
     for strategy, copy, reverse in (("NoPE", 0.9, 0.2), ("T5", 0.5, 0.3), ("Sinusoidal", 0.0, 0.2)):
         accuracies = {"copy": (1.0, 1.0, copy, copy), "reverse": (1.0, 1.0, reverse, reverse)}
+        accuracies["copy generated"] = accuracies["copy"]  # is no third task
         runs.append(FinishedRun(strategy, 1236, write_task_run(tmp_path / strategy, strategy, 1236, accuracies)))
     _, text = report_texts(runs, tmp_path, "NoPE")
     assert "### Exact match at lengths beyond 20, by task" in text

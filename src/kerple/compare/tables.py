@@ -143,7 +143,8 @@ def task_table(results: pd.DataFrame, metric: str, trained: Mapping[str, int | N
         metric: Name of the metric.
         trained: Training length of each task; None if it is not known.
     """
-    chosen = results[results["metric"] == metric]
+    # decoded answers are the same task again
+    chosen = results[(results["metric"] == metric) & ~results["protocol"].str.endswith(" generated")]
     if lower_is_better(metric) or chosen["protocol"].nunique() < 2:
         return None
     lengths = {trained[protocol] for protocol in chosen["protocol"].unique()}
