@@ -377,6 +377,7 @@ def test_the_report_names_differences_in_text_precision_and_number_of_targets(tm
         ("keep_first2", "window", "window of {} keys"),
         ("gap8", "context", "context of {} tokens"),
         ("no_context8", "context", "context of {} tokens"),
+        ("far_none4", "training_length", "near text of {} tokens"),
     ],
 )
 def test_other_options_of_a_protocol_with_the_same_name_are_a_difference(protocol, option, phrase, tmp_path) -> None:

@@ -253,6 +253,7 @@ def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
             # other protocols have these options in their names, or not at all; old results have neither window nor seed
             window = evaluation.get("window") if protocol.startswith("keep_first") else None
             context = evaluation.get("context") if protocol.startswith(("gap", "no_context")) else None
+            near = evaluation.get("training_length") if protocol.startswith(("far_none", "far_foreign")) else None
             seed = f" (seed {evaluation['seed']})" if "seed" in evaluation else ""
             phrases = [
                 f"{evaluation['split']} split" if "split" in evaluation else "",
@@ -260,6 +261,7 @@ def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
                 f"shuffled segments{seed}, other text at each length" if is_paper else "",
                 f"window of {window} keys" if window else "",
                 f"context of {context} tokens" if context else "",
+                f"near text of {near} tokens" if near else "",
                 where,
                 f"the first {skip} targets of a block are context only" if skip else "",
                 f"computed in {evaluation['precision']}" if "precision" in evaluation else "",
