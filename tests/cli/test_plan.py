@@ -89,6 +89,9 @@ def test_plan_adds_up_the_tokens_of_epochs_with_different_accumulation(capsys):
     assert (shorter["steps"], shorter["tokens"]) == (["8"], [f"{10 * 4 * 32:,}"])
     steps[-1] = "--trainer.limit_train_batches=3"  # 3 and 2 steps
     assert plan_rows(capsys, *sizes, *steps, "--data.batch_size=4", "--devices=1")["tokens"] == [f"{6 * 4 * 32:,}"]
+    steps[-1] = "--trainer.limit_train_batches=0.5"  # of the 18 batches that 18 steps of the first epoch read
+    half = plan_rows(capsys, *sizes, *steps, "--data.batch_size=4", "--devices=1")
+    assert (half["steps"], half["tokens"]) == (["14"], [f"{18 * 4 * 32:,}"])  # 9 and 5 steps of 9 batches
 
 
 @pytest.mark.parametrize("in_file", [False, True])

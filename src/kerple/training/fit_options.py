@@ -74,12 +74,10 @@ def steps_and_batches(trainer: Any, epoch_batches: int | None) -> tuple[int, int
     schedule, accumulated = accumulation_schedule(trainer) or {}, accumulated_batches(trainer)
     left, batches, epoch = trainer["max_steps"], 0, 0
     limit, epochs = trainer.get("limit_train_batches"), trainer.get("max_epochs") or -1
-    if epoch_batches is not None:
-        epoch_batches = max(1, batches_of_epoch(limit, epoch_batches))
-    elif isinstance(limit, int):
-        epoch_batches = limit
-    else:
+    if epoch_batches is None and limit is None:
         return left, left * accumulated
+    # a loader of data without an end has the batches of all steps with the factor of the first epoch
+    epoch_batches = max(1, batches_of_epoch(limit, epoch_batches or left * accumulated))
     while left > 0 and epoch != epochs:
         accumulated = schedule.get(epoch, accumulated)
         batches += min(epoch_batches, left * accumulated)
