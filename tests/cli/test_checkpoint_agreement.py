@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pytorch_lightning.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 
 from kerple.base.errors import UserError
 from kerple.cli.main import main
@@ -104,6 +105,23 @@ def test_resumption_refuses_another_averaging_of_weights():
             check_resumption("last.ckpt", {CONFIG: before}, now, 8)
     moved = yaml.safe_load(yaml.safe_dump(configs[0]).replace("device: cpu", "device: cuda"))
     check_resumption("last.ckpt", {CONFIG: configs[0]}, moved, 8)
+
+
+class Slower(EMAWeightAveraging): ...
+
+
+class Growing(GradientAccumulationScheduler): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "values"), [(Slower, "decay", (0.9, 0.99)), (Growing, "scheduling", ({0: 1}, {0: 2}))]
+)
+def test_resumption_refuses_other_options_of_a_users_averaging_or_schedule(kind, option, values):
+    path = f"{kind.__module__}.{kind.__name__}"
+    callbacks = [[{"class_path": path, "init_args": {option: value}}] for value in values]
+    before, now = ({"trainer": {"strategy": "auto", "callbacks": each}} for each in callbacks)
+    with pytest.raises(UserError, match=r"another training: (averaging|scheduling) of "):
+        check_resumption("last.ckpt", {CONFIG: before}, now, 8)
 
 
 CHANGED = "seed length samples sections packing mixture examples train_length held_out task"

@@ -1,9 +1,11 @@
 """Checks that the configuration of a test or a resumed training agrees with the configuration in the checkpoint."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule
+from pytorch_lightning.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging, WeightAveraging
 
 from kerple.base.errors import UserError
 from kerple.config.flat_configuration import FOLDER_OPTIONS, differences, flat
@@ -118,9 +120,10 @@ def accumulation_schedule(trainer: Any) -> dict[int, int] | None:
         trainer: Resolved options of the Trainer, a mapping or a `Namespace`.
     """
     for callback in listed(trainer.get("callbacks")):
-        name = callback if isinstance(callback, str) else callback["class_path"].rpartition(".")[2]
-        if name == "GradientAccumulationScheduler":
-            return {int(epoch): batches for epoch, batches in callback["init_args"]["scheduling"].items()}
+        path = callback if isinstance(callback, str) else callback["class_path"]
+        options = {} if path is callback else callback.get("init_args") or {}
+        if _is_a(path, GradientAccumulationScheduler) and "scheduling" in options:  # a subclass may have its own
+            return {int(epoch): batches for epoch, batches in options["scheduling"].items()}
     return None
 
 
@@ -129,10 +132,20 @@ def weight_averaging(trainer: Any) -> dict[str, Any]:
     averaging = {}
     for callback in listed(trainer.get("callbacks")):
         path = callback if isinstance(callback, str) else callback["class_path"]
-        if path.endswith("WeightAveraging"):
+        if path.endswith("WeightAveraging") or _is_a(path, WeightAveraging, StochasticWeightAveraging):
             options = {} if path is callback else callback.get("init_args") or {}
             averaging[path.rpartition(".")[2]] = {name: options[name] for name in options if name != "device"}
     return averaging
+
+
+def _is_a(path: str, *kinds: type) -> bool:
+    """Return whether a class path names one of the classes, or a subclass in a module that is already imported.
+
+    A path in a checkpoint imports no module.
+    """
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return name in {kind.__name__ for kind in kinds} or (isinstance(found, type) and issubclass(found, kinds))
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
