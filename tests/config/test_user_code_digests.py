@@ -20,6 +20,8 @@ class Root:
 if True:
     class Hyperbolic(Root):
         pass
+def build():
+    return Hyperbolic()
 """
 
 
@@ -39,10 +41,10 @@ def test_a_digest_covers_the_class_and_the_definitions_that_it_uses(tmp_path, mo
     names = [f"{tmp_path.name}_{i}" for i in range(2)]
     for name, text in zip(names, (SOURCE, SOURCE.replace(old, new)), strict=True):
         (tmp_path / f"{name}.py").write_text(text)
-    config = {f"{name}.class_path": f"{name}.Hyperbolic" for name in names}
+    config = {f"{name}.{kind}.class_path": f"{name}.{kind}" for name in names for kind in ("Hyperbolic", "build")}
     config |= {"data.class_path": "kerple.data.TokenShards", "model.position.class_path": "NoPE"}
-    before, after = source_digests(config).values()  # classes of this project are left out
-    assert (before == after) == same
+    of_class, of_function, *after = source_digests(config).values()  # classes of this project are left out
+    assert [of_class == after[0], of_function == after[1]] == [same, same]
 
 
 def test_a_nested_class_has_the_digest_of_the_class_around_it_and_is_found(tmp_path, monkeypatch) -> None:

@@ -48,10 +48,10 @@ def needs_trust(text: str, option: str) -> bool:
 
 
 def source_digests(config: dict[str, Any]) -> dict[str, str]:
-    """Return a sha256 for each of the user's classes, by import path.
+    """Return a sha256 for each of the user's classes and functions, by import path.
 
-    A digest covers the source code of the class and its base classes. The configuration has dotted keys, such as
-    ``model.position.class_path``.
+    A digest covers the source code of the class and its base classes, or of the function. The configuration has dotted
+    keys, such as ``model.position.class_path``.
 
     The source code of a class is its definition and all definitions in its module that it uses, directly or indirectly.
     Comments, formatting, the rest of the module and imported modules are not part of it. A class whose source code is
@@ -60,13 +60,14 @@ def source_digests(config: dict[str, Any]) -> dict[str, str]:
     digests = {}
     for name in own_classes(config):
         with suppress(OSError, TypeError):  # there is no file
-            source = "\n".join(map(_source, resolve_name(name).__mro__))
+            found = resolve_name(name)
+            source = "\n".join(map(_source, getattr(found, "__mro__", [found])))
             digests[name] = hashlib.sha256(source.encode()).hexdigest()
     return digests
 
 
-def _source(kind: type) -> str:
-    """Return the definitions that belong to a class; "" for classes of `RECORDED_PACKAGES` and the standard library."""
+def _source(kind: Any) -> str:
+    """Return the definitions of a class or function; "" for those of `RECORDED_PACKAGES` and the standard library."""
     if kind.__module__.partition(".")[0] in {*RECORDED_PACKAGES, *sys.stdlib_module_names}:
         return ""
     definitions: dict[str, list[ast.stmt]] = {}
