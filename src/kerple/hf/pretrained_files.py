@@ -46,11 +46,16 @@ class ModelSource:
     gguf: str | None = None
 
     @property
+    def gguf_path(self) -> Path:
+        """The GGUF file. It is absolute, because transformers looks for a relative path in the working directory first."""
+        assert self.gguf is not None
+        return Path(self.location, self.gguf).absolute()
+
+    @property
     def files(self) -> dict[str, Any]:
         """Keyword arguments for transformers' `from_pretrained`."""
         if self.gguf is not None:
-            # transformers looks for a relative path in the working directory first
-            return {"gguf_file": str(Path(self.location, self.gguf).absolute())}
+            return {"gguf_file": str(self.gguf_path)}
         return {"local_files_only": not (Path(self.location).is_dir() or _is_hub_reachable())}
 
 
@@ -149,10 +154,9 @@ def read_model_config(source: ModelSource, trust_remote_code: bool = False) -> A
     with reading(source, "configuration"):
         config = AutoConfig.from_pretrained(source.location, trust_remote_code=trust_remote_code, **source.files)
         if source.gguf is not None:
-            path = Path(source.location) / source.gguf
-            if rope := gguf_rope(path, config):
+            if rope := gguf_rope(source.gguf_path, config):
                 config.rope_parameters = rope
-            for name, value in gguf_attention(path, config).items():
+            for name, value in gguf_attention(source.gguf_path, config).items():
                 setattr(config, name, value)
         text = config.get_text_config()
     check_configuration(text)

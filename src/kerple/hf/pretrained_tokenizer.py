@@ -65,7 +65,7 @@ def _gguf_bos(source: ModelSource) -> int | None:
     """Return the id of the token that llama.cpp adds before a text, or None."""
     from transformers.integrations.gguf import read_gguf_metadata  # an optional package
 
-    entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))))
+    entries, _ = read_gguf_metadata(str(source.gguf_path))
     default = entries.get("tokenizer.ggml.model") == "gpt2" and entries.get("tokenizer.ggml.pre") in ADD_BOS
     add_bos = entries.get("tokenizer.ggml.add_bos_token", default)
     return entries.get("tokenizer.ggml.bos_token_id") if add_bos else None
@@ -88,7 +88,7 @@ def read_declaration(source: ModelSource, name: str) -> dict[str, Any]:
 def _read_gguf_declaration(source: ModelSource) -> dict[str, Any]:
     from transformers.integrations.gguf import read_gguf_metadata  # an optional package
 
-    entries, _ = read_gguf_metadata(str(Path(source.location, str(source.gguf))), {"tokenizer.ggml.tokens"})
+    entries, _ = read_gguf_metadata(str(source.gguf_path), {"tokenizer.ggml.tokens"})
     rows = len(entries.get("tokenizer.ggml.tokens") or ())
     return {"eos_token_id": entries.get("tokenizer.ggml.eos_token_id"), "vocab_size": rows}
 
