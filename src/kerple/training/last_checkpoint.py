@@ -25,6 +25,7 @@ from kerple.training.trainer_access import (
     accumulation_option,
     averaging,
     begin_next_epoch,
+    copied_weights,
     inside_step,
     log_directory,
     log_step,
@@ -128,7 +129,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         set_unused_averages(trainer, pl_module)
         if averaging(trainer):
-            self._weights = {name: weight.detach().clone() for name, weight in pl_module.state_dict().items()}
+            self._weights = copied_weights(pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._weights = None

@@ -58,6 +58,11 @@ def averaging(trainer: Trainer) -> list[WeightAveraging]:
     return [callback for callback in untyped(trainer).callbacks if isinstance(callback, WeightAveraging)]
 
 
+def copied_weights(pl_module: LightningModule) -> dict[str, Tensor]:
+    """Return a copy of the weights, which later steps do not change."""
+    return {name: weight.detach().clone() for name, weight in pl_module.state_dict().items()}
+
+
 def use_epoch_averages(trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor] | None:
     """Set the weights to the mean over epochs if the fit ended before its last epoch, after which Lightning does so.
 
@@ -68,7 +73,7 @@ def use_epoch_averages(trainer: Trainer, pl_module: LightningModule) -> dict[str
     for callback in untyped(trainer).callbacks:
         begun = isinstance(callback, StochasticWeightAveraging) and callback.n_averaged is not None
         if begun and trainer.current_epoch - 1 < callback.swa_end:
-            trained = {name: weight.detach().clone() for name, weight in pl_module.state_dict().items()}
+            trained = copied_weights(pl_module)
             callback.transfer_weights(callback._average_model, pl_module)
     return trained
 
