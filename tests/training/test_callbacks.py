@@ -153,13 +153,12 @@ def test_a_fit_with_a_mean_over_epochs_continues_with_the_trained_weights_after_
             trainer.should_stop = trainer.current_epoch == 2
 
     contents = []
-    for stops in ([None], [Stop(), None]):
+    for stops in ([[]], [[Stop()], []]):
         last = tmp_path / str(len(stops)) / LAST
-        for stop in stops:
-            callbacks = [LastCheckpoint(), StochasticWeightAveraging(0.005, 1), *filter(None, [stop])]
+        for number, stop in enumerate(stops):
+            callbacks = [LastCheckpoint(), StochasticWeightAveraging(0.005, 1), *stop]
             run = trainer(tmp_path / str(len(stops)), *callbacks, max_epochs=5, max_steps=15, limit_train_batches=3)
-            continued = last if stop is None and len(stops) == 2 else None
-            run.fit(small_model(), ToyData(), ckpt_path=continued, weights_only=False)
+            run.fit(small_model(), ToyData(), ckpt_path=last if number else None, weights_only=False)
         contents.append(torch.load(last, weights_only=False)["state_dict"])
     torch.testing.assert_close(*contents, rtol=0, atol=0)
 
