@@ -47,7 +47,7 @@ class ModelSource:
 
     @property
     def gguf_path(self) -> Path:
-        """The GGUF file. It is absolute, because transformers looks for a relative path in the working directory first."""
+        """The GGUF file, absolute: transformers looks for a relative path in the working directory first."""
         assert self.gguf is not None
         return Path(self.location, self.gguf).absolute()
 
