@@ -167,6 +167,19 @@ def test_perplexity_and_bits_per_byte_are_tested_over_seeds_and_blocks(generator
     assert (over_seeds["p"] < tests["p"]).all()
 
 
+def test_bits_per_byte_of_two_tokenizers_are_compared_by_their_values_and_not_by_losses_of_tokens(
+    generator: np.random.Generator,
+) -> None:
+    """With blocks of a fixed number of tokens, the numbers of tokens are equal, but not those of bytes."""
+    a, b = (mean + generator.normal(0, 0.002, (5, 1)) + generator.normal(0, 0.004, 20) for mean in (2.8, 3.2))
+    bits = {"A": list(a.mean(1) / np.log(2) / 4), "B": list(b.mean(1) / np.log(2) / 5)}  # 4 and 5 bytes per token
+    results = pd.concat(rows(name, values, "bits_per_byte") for name, values in bits.items())
+    test = against_baseline(results, "A", by_block({"A": a, "B": b})).iloc[0]
+    assert test["difference"] == pytest.approx(np.mean(np.log(bits["B"])) - np.mean(np.log(bits["A"])))
+    expected = stats.ttest_ind(np.log(bits["B"]), np.log(bits["A"]), equal_var=False)
+    assert (test["blocks"], test["p"]) == (1, pytest.approx(expected.pvalue))
+
+
 def test_holms_correction_is_over_the_strategies_of_one_cell(generator: np.random.Generator) -> None:
     runs = product(("KerpleLog", "ALiBi", "T5", "NoPE"), (64, 128))
     results = pd.concat(rows(name, list(20 + generator.normal(0, 1, 3)), length=length) for name, length in runs)

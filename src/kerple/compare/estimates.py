@@ -201,7 +201,7 @@ def logarithm(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Sums:
     """Return sums whose mean, for each seed, is the logarithm of the mean loss; and the counts.
 
     The sum of a block is linearised at the mean. The difference of two such means is the logarithm of a ratio of mean
-    losses. The ratio of bits per byte has the same logarithm, because the number of bytes of the same text cancels.
+    losses. With one tokenizer, the ratio of bits per byte has the same logarithm, because the number of bytes cancels.
 
     Args:
         sums: Sums of losses (seeds, blocks).
