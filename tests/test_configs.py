@@ -64,6 +64,13 @@ def test_every_configuration_parses_and_builds_a_model(tmp_path: Path, monkeypat
         parsed("--config", demo, "--config", "wrong.yaml", "--config", demo)
 
 
+@pytest.mark.slow
+def test_the_configuration_of_a_corpus_keeps_the_training_length() -> None:
+    small = str(CONFIGS / "small.yaml")
+    for path in files("data"):
+        assert parsed("--config", small, "--config", path).data.init_args.length == 128
+
+
 def test_a_seed_may_be_a_date() -> None:
     flags = ("--model.position=RandomizedPositions", "--model.position.seed=20251123")
     assert parsed("--config", str(CONFIGS / "demo.yaml"), *flags).model.position.init_args.seed == 20251123
