@@ -47,6 +47,7 @@ def test_a_test_refuses_another_architecture_and_strategies_with_new_weights(gen
     (tmp_path / "more.yaml").write_text("model: {dim: 16}")
     parts = {f"--config={tmp_path}/more.yaml": "model.dim: ", "--model.position=T5": "network.positions.0"}
     parts["--model.position=KerplePower"] = "'KerpleLog' -> 'KerplePower'"  # whose parameters have the same names
+    parts["--model.position=SelfExtend"] = "SelfExtend of RoPE, which differs from the strategy of the trained model"
     for option, part in parts.items():
         assert part in refused(["test", f"--ckpt_path={genuine}", option], tmp_path, capsys)
 

@@ -1,5 +1,7 @@
 """Models of each family, translated to the `Transformer` of this project, give the same logits."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +15,7 @@ from kerple.hf.pretrained_model_reader import read_network, read_stored_model
 from kerple.hf.rope import read_rope
 from kerple.hf.translation_from_transformers import read_family, read_options
 from kerple.model.stored_model import build_transformer, copy_weights
-from kerple.positions import ALiBi, NoPE, RoPE, Shape
+from kerple.positions import ALiBi, NoPE, RoPE, SelfExtend, Shape
 from kerple.training.allowed_classes import allowed_classes
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, YARN, configuration, hf, our_network, saved, text, tiny
 
@@ -142,6 +144,16 @@ def test_the_training_length_of_a_model_with_yarn_is_that_of_its_configuration(t
     assert stored.model["length"] == build_transformer(stored.model).training_length == LENGTH
     assert stored.model["position"]["init_args"]["original_length"] == 8
     assert read_network(path, position=NoPE).training_length == LENGTH
+
+
+def test_self_extend_has_the_rope_of_the_model_or_is_refused(tmp_path):
+    """With another base, all distances would be other ones than in training, without a word."""
+    path = str(saved(tmp_path, "llama", rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
+    with pytest.raises(UserError, match=r"SelfExtend of RoPE, which differs .* model\.position\.position \{.*500\.0"):
+        read_network(path, position=SelfExtend)
+    network = read_network(path, position=partial(SelfExtend, position=partial(RoPE, base=500.0), neighbor_window=4))
+    tokens = text(1, 4)  # of which all are near
+    torch.testing.assert_close(network(tokens), read_network(path)(tokens), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from kerple.config.user_code_digests import SOURCE_DIGESTS, source_digests
 from kerple.data.datamodule import TokenShards
 from kerple.data.prepare.build import check_corpus
 from kerple.data.shard_options import ShardOptions
+from kerple.model.stored_model import check_wrapped
 from kerple.positions import names
 from kerple.training.checkpoint_io import AtomicCheckpointIO
 from kerple.training.config_callback import StoreConfig, samples_per_step
@@ -166,6 +167,7 @@ class CLI(LightningCLI):
             check_resumption(path, self.checkpoint, config, samples_per_step(self.trainer, self.datamodule))
             return
         check_tested_model(path, self.checkpoint, config, self.model)
+        check_wrapped(self.model.network, self.checkpoint[CONFIG]["model"])
         if isinstance(self.datamodule, TokenShards):
             self.datamodule.reads_only = True  # options from a checkpoint must not determine where shards are written
 

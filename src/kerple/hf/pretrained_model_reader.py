@@ -16,7 +16,7 @@ from kerple.hf.pretrained_files import find_model, read_model, read_model_config
 from kerple.hf.pretrained_tokenizer import bos_token, has_tokenizer
 from kerple.hf.rope import STRATEGIES, scaled
 from kerple.hf.translation_from_transformers import read_family
-from kerple.model.stored_model import StoredModel, build_transformer, copy_weights, read_checkpoint
+from kerple.model.stored_model import StoredModel, build_transformer, check_wrapped, copy_weights, read_checkpoint
 from kerple.positions import StrategyBuilder
 from kerple.positions.rotary_scaling import AnyScaling
 
@@ -48,7 +48,7 @@ def read_network(
 
     Raises:
         UserError: If the model cannot be read, its RoPE cannot be scaled or is replaced, its family has no translation,
-            or the strategy has parameters that the model lacks.
+            or the strategy has parameters that the model lacks or wraps another one than that of the model.
     """
     given, expected = f"{scaling} and factor {factor} with model.position", "null, because the strategy replaces RoPE"
     require(position is None or scaling is factor is None, "model.scaling", given, expected)
@@ -67,6 +67,7 @@ def read_network(
         return hugging_face_network(model, training_length, None if scaling is None else STRATEGIES[scaling], bos_id)
     stored = read_family(config, model.state_dict())
     network = build_transformer(stored.model | ({"length": length} if length else {}), position)
+    check_wrapped(network, stored.model)
     if new := [name for name in copy_weights(network, stored).new if name.startswith("positions.")]:
         reason = f"which has parameters that the model lacks, such as {new[0]}"
         raise UserError(f"model.position: got {network.name}, {reason}; train them with `fit --weights`")

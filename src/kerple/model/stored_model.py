@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,13 +11,13 @@ from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from kerple import positions
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.config.options import subclasses
 from kerple.config.untrusted_checkpoints import Classes, load, not_a_checkpoint
 from kerple.model.architecture import Architecture
 from kerple.model.transformer import Transformer, layer_strategies
-from kerple.positions import Position, Shape, StrategyBuilder
-from kerple.positions.wrapper import Resampled
+from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
+from kerple.positions.wrapper import Resampled, Wrapper
 
 Weights = dict[str, Tensor]
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
@@ -111,6 +111,32 @@ def strategies_without_values(model: Mapping[str, Any]) -> list[Position]:
     build = build_strategy(model["position"], subclasses(Position))
     with torch.device("meta"):
         return layer_strategies(build, shape, model.get("per_layer"))
+
+
+def check_wrapped(network: Transformer, model: Mapping[str, Any]) -> None:
+    """Check that a strategy that is only for tests, such as `SelfExtend`, wraps the strategy of the trained model.
+
+    Args:
+        network: The network to test.
+        model: Options of the trained model, see `StoredModel.model`.
+
+    Raises:
+        UserError: If the two rotate differently, for example because RoPE has another base.
+    """
+    shape = replace(network.shape, layers=len(network.blocks))
+    heads, tokens = torch.ones(1, shape.heads, 64, shape.head_dim), TokenPositions.arange(64)
+    for wrapper in network.positions:
+        if not (isinstance(wrapper, Wrapper) and wrapper.test_only):
+            continue
+        wrapped = wrapper.position
+        for trained in layer_strategies(build_strategy(model["position"], subclasses(Position)), shape, None):
+            same = type(trained) is type(wrapped)
+            if same:
+                pairs = (each.transform_qk(heads, heads, None, tokens) for each in (trained, wrapped))
+                same = all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*pairs, strict=True))
+            given = f"{network.name} of {type(wrapped).__name__}, which differs from the strategy of the trained model"
+            expected = f"model.position.position {model['position']}"
+            require(same, "model.position", given, expected)
 
 
 @dataclass(frozen=True)
