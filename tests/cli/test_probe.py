@@ -13,6 +13,7 @@ from kerple.cli.main import main
 from kerple.data.evaluation_text import Text
 from kerple.data.prepare.corpora import CORPORA, Corpus
 from kerple.data.shard_options import ShardOptions
+from kerple.measure.gap import GapCurve
 from kerple.model import Transformer
 from kerple.positions import Learned, Shape
 from kerple.probe.probe_model import Report
@@ -74,7 +75,7 @@ def test_a_correct_model_passes_and_is_measured_on_text(here, capsys, monkeypatc
     assert probe_results(here / "kept") == content | {"results": [], "text": ""}
     monkeypatch.setattr("kerple.probe.probe_model.probe_model", None)  # wrong options are reported before the checks
     for wrong, message in (
-        (["--text", str(here / "1.txt")], "blocks of 321 tokens that lie inside one document, expected at least 12"),
+        (["--text", str(here / "1.txt")], "blocks of 33 tokens that lie inside one document, expected at least 12"),
         (["--length", "100"], "error: length: got 100, expected 2, 3, … times the training length, 32"),
         (["--length", "0"], "error: length: got 0, expected 2, 3, … times the training length, 32"),
         (["--blocks", "0"], "blocks: got 0, expected a positive number"),
@@ -99,7 +100,9 @@ def test_a_report_replaces_only_one_on_the_same_model_and_its_folder_is_made_fir
 def test_the_reason_is_printed_if_a_model_has_too_few_positions_for_a_measurement():
     network = Transformer(Shape(16, 2, 32), 1, 30, Learned).eval()
     text = Text(np.arange(24_000) % 30, begins=np.arange(0, 24_000, 2000))
-    results = measure_on_text(network, text, text_measures(network, text, ["gap"], None, 4))
+    ((_, gap, _),) = text_measures(network, text, ["gap"], None, 4)
+    assert gap == GapCurve(context=16, k=16)  # together the training length
+    results = measure_on_text(network, text, [("gap", GapCurve(), 1)])
     report = Report("small", "kerple", results=results)
     assert results[0].skipped is not None
     assert f"gap: {results[0].skipped}" in report.summary()

@@ -63,6 +63,8 @@ def test_the_table_has_the_loss_of_each_document_at_each_gap():
         assert rows["no context", 2] == pytest.approx(float(network.losses(block[:, -K - 1 :]).mean()), rel=1e-5)
     lengths = {row.length - CONTEXT - K for row in result.sums if row.protocol == f"gap{K}"}
     assert lengths == set(measure.fitting_gaps(network))
+    longer = f"\ncontext and targets are {LENGTH + K} tokens, more than the training length of {LENGTH}"
+    assert longer in GapCurve([1], LENGTH, K, 2).run(network, text).report
     only_windows = build("mistral")
     only_windows.lm_head.weight.data.neg_()  # so that the context helps
     assert "no gap changes a loss" in measure.run(hugging_face_network(only_windows), text).report

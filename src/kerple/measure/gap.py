@@ -44,7 +44,8 @@ class GapCurve(Measure):
         gaps: Gaps in tokens; None for 1/4, 1/2, 1, 2, 4 and 16 times the training length. Gaps are left out if the
             network has too few positions for them.
         context: Number of inputs before the gap.
-        k: Number of targets, and of inputs after the gap.
+        k: Number of targets, and of inputs after the gap. With more inputs than the training length in all, a loss
+            without a gap is a loss beyond it too, and a line says so.
         blocks: Number of blocks of text. Each is the beginning of a different document.
 
     Raises:
@@ -108,6 +109,9 @@ class GapCurve(Measure):
         curve = [(gap, *_remaining_fraction(without, at_0, at_gap)) for gap, at_gap in shown.items()]
         means = f"loss without context {none.mean():.3f}, with it {near.mean():.3f}"
         lines = [f"gap curve: {units(groups, documents)}, {means}{note}"]
+        inputs, trained = self.context + self.k, network.training_length
+        if trained is not None and inputs > trained:
+            lines.append(f"context and targets are {inputs} tokens, more than the training length of {trained}")
         lines += [_sentence(gap, losses[gap], *fraction) for gap, *fraction in curve]
         reason = f"skipped, {network.name} has only {length_limit(network)} positions"
         lines += [f"gap of {gap:,}: {reason}" for gap in self._all_gaps(network) if gap not in gaps]
