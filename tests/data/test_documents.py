@@ -106,6 +106,8 @@ def test_lengths_that_do_not_fit_the_manifest_are_refused(prepared, tmp_path):
 def test_positions_continue_only_within_masks():
     with pytest.raises(UserError, match=r"data.restart_positions: got false, expected true, because data.mask_doc"):
         TokenShards(None, directory=str(Path("any")), restart_positions=False)
+    with pytest.raises(UserError, match=r"data.repeat_parts: got false, expected true, because there is no data.mix"):
+        TokenShards(None, directory=str(Path("any")), repeat_parts=False)
 
 
 @pytest.mark.parametrize(("restart", "score_first"), [(True, True), (False, False)])

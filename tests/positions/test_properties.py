@@ -189,6 +189,7 @@ SHAPE = Shape(24, 3, 12, layers=4)
         ("RoPE", {"factor": 8.0}, "factor: got 8.0, expected null, or a scaling, such as pi or yarn"),
         ("LearnedRelativeBias", {"extent": 0}, "extent: got 0, expected a dist"),
         ("Temperature", {"length": 1}, "length: got 1, expected 2 keys or more"),
+        ("Temperature", {"rule": "swan", "scale": 0.2}, "scale: got 0.2, expected no value, because swan has no"),
         ("SelfExtend", {"group": 0}, "group: got 0, expected at least 1 position"),
         ("ReRoPE", {"neighbor_window": 0}, "neighbor_window: got 0, expected at least 1 key"),
         ("ReRoPE", {"position": KerpleLog}, "position: got KerpleLog, expected a strategy that only t"),

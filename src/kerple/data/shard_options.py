@@ -131,6 +131,8 @@ class ShardOptions:
             valid = valid and sum(map(round, sizes)) == 1000
             expected = "fractions of the training tokens by folder, multiples of 0.001 above 0 whose sum is 1"
             require(valid, "data.mixture", self.mixture, expected)
+        used = self.repeat_parts or self.mixture is not None
+        require(used, "data.repeat_parts", "false", "true, because there is no data.mixture")
         for name in ("workers", "prepare_workers"):
             check_workers(f"data.{name}", getattr(self, name))
         require(self.cache_gb > 0, "data.cache_gb", self.cache_gb, "a number above 0")

@@ -92,6 +92,7 @@ class Temperature(Position):
         self.scale = scale
         self.length = shape.length if length is None else length
         self.require(scale > 0, "scale", scale, "a positive number; published models have 0.1")
+        self.require(rule != "swan" or scale == 0.1, "scale", scale, "no value, because swan has no scale")
         self.require(self.length >= 2, "length", self.length, "2 keys or more; Llama 4 has 8192")
 
     def transform_qk(self, q: Tensor, k: Tensor, state: Tensor | None, positions: TokenPositions) -> QueriesAndKeys:
