@@ -70,6 +70,7 @@ def test_a_stage_has_the_flags_of_its_parent_and_the_weights_of_the_same_seed(ba
         ),
         ("longer", Strategy(parent="none"), "longer: parent: got 'none', expected one of the strategies above: parent"),
         ("longer", Strategy(hf="x", parent="parent"), "longer: hf: got x, expected null, because a stage is fitted"),
+        ("parent", Strategy(hf="x", seeds=1), "parent: seeds: got 1, expected null, because a pretrained model is t"),
         ("parent", Strategy(seeds=1), "longer: seeds: got 2, expected at most 1, those of its parent"),
         ("parent", Strategy(hf="x", options={"scaling": "yarn"}), "longer: parent: options: got {'scaling': 'yarn'}, "),
         ("longer", Strategy(flags={"weights": "x"}, parent="parent"), "longer: flags: got weights, .* use parent"),

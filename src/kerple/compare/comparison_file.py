@@ -37,7 +37,8 @@ class Strategy:
         hf: A pretrained model in place of ``position``: a folder, a GGUF file or a name on the Hugging Face hub. It is
             not fitted, and it is tested once instead of once per seed. ``options`` are then those of
             `kerple.hf.pretrained_model_reader.read_network`, such as ``{scaling: yarn, factor: 2}``, and ``flags``
-            those of `test`.
+            those of `test`. ``base``, ``flags`` and ``parts`` of the comparison are options of fits, and have no effect
+            on it.
         seeds: Number n of seeds: the first n seeds of the comparison are used; null for all.
         parent: Label of a strategy above this one. Each fit is then a second stage: it starts from the weights of the
             parent's run with the same seed and part, or from the parent's model ``hf``. It has the flags of the parent,
@@ -92,7 +93,8 @@ class Comparison:
         UserError: If
 
             - ``strategies``, ``seeds``, ``seeded`` or, for fits, ``base`` is empty,
-            - a seed is repeated or out of range, or a strategy has more seeds than the comparison,
+            - a seed is repeated or out of range, or a strategy has more seeds than the comparison, or is a pretrained
+              model and has a number of seeds,
             - the baseline is not among the strategies,
             - a parent is not above its stages, has fewer seeds, or has other options than ``hf``, or a pretrained model
               has a parent,
@@ -142,6 +144,9 @@ class Comparison:
         for label, strategy in self._strategies.items():
             expected = f"a number from 1 to {len(self.seeds)}, the number of the comparison's seeds"
             valid = strategy.seeds is None or 1 <= strategy.seeds <= len(self.seeds)
+            require(valid, f"compare: strategies: {label}: seeds", strategy.seeds, expected)
+            expected = "null, because a pretrained model is tested once"
+            valid = not strategy.hf or strategy.seeds is None
             require(valid, f"compare: strategies: {label}: seeds", strategy.seeds, expected)
         self._check_parents()
         expected = f"one of {', '.join(self.strategies)}"
