@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -301,14 +302,26 @@ def test_the_custom_operators_keep_torchs_contract() -> None:
         torch.library.opcheck(torch.ops.kerple.table_attention_backward.default, arguments)
 
 
+OTHER_QUERIES = [torch.zeros(2, 5, dtype=torch.int64), torch.zeros(6, dtype=torch.int64), torch.zeros(2, 6)]
+EXPECTED = r"first_key: got shape .*, expected \(B, Tq\) = \(2, 6\) torch.int64"
+DECREASING = torch.tensor([[0, 0, 0, 3, 3, 5], [0, 1, 1, 3, 2, 2]])
+
+
 @pytest.mark.parametrize(
-    ("queries", "change", "name"),
-    [(7, {}, "q"), (6, {"table": torch.zeros(2, 5)}, "table"), (6, {"sink": torch.zeros(3)}, "sink")],
+    ("queries", "options", "message"),
+    [
+        (7, {}, "q: got .*expected"),
+        (6, {"table": torch.zeros(2, 5)}, "table: got .*expected"),
+        (6, {"sink": torch.zeros(3)}, "sink: got .*expected"),
+        *((6, {name: 0}, f"{name}: got 0, expected at least 1 key") for name in ("window", "neighbor_window")),
+        *((6, {"first_key": first_key}, EXPECTED) for first_key in OTHER_QUERIES),
+        (6, {"first_key": DECREASING}, "first_key: got decreasing rows, expected rows that do not decrease"),
+    ],
 )
-def test_mismatched_arguments_raise(queries, change, name) -> None:
-    q, k, v, _ = inputs(1, 2, queries, 6, torch.float32)
-    with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
-        attend(q, k, v, AttentionSpec(**change))
+def test_arguments_that_do_not_fit_are_refused(queries: int, options: dict[str, Any], message: str) -> None:
+    q, k, v, _ = inputs(2, 2, queries, 6, torch.float32)
+    with pytest.raises(UserError, match=f"^{message}"):
+        attend(q, k, v[..., :8], AttentionSpec(**options))
 
 
 @pytest.mark.parametrize("spread", [1.0, 3.0])

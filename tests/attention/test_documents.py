@@ -10,7 +10,6 @@ from torch import Tensor
 from kerple.attention import AttentionSpec, attend, cpu_documents
 from kerple.attention.backend_selection import AttentionOption
 from kerple.attention.reference import attend_reference
-from kerple.base.errors import UserError
 from tests.attention.test_flex_on_cpu import first_keys
 
 HEADS, DIM = 3, 8
@@ -93,24 +92,3 @@ def test_no_mask_is_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None
     attend(q, k, v, AttentionSpec(table=table, first_key=first_keys(2000, [[0, 300, 1000, 1500]])))
     assert sum(rows for _, rows, _ in sizes) == 2000
     assert max(keys for *_, keys in sizes) <= 700 + cpu_documents.QUERIES_AT_ONCE
-
-
-def test_the_first_keys_of_other_queries_are_refused() -> None:
-    q, k, v, *_ = inputs(2, 6, 6)
-    for wrong in (torch.zeros(2, 5, dtype=torch.int64), torch.zeros(6, dtype=torch.int64), torch.zeros(2, 6)):
-        with pytest.raises(UserError, match=r"^first_key: got shape .*, expected \(B, Tq\) = \(2, 6\) torch.int64"):
-            attend(q, k, v, AttentionSpec(first_key=wrong))
-
-
-@pytest.mark.parametrize("name", ["window", "neighbor_window"])
-def test_windows_without_a_key_are_refused(name: str) -> None:
-    q, k, v, *_ = inputs(2, 6, 6)
-    with pytest.raises(UserError, match=f"^{name}: got 0, expected at least 1 key"):
-        attend(q, k, v[..., : v.shape[-1] // 2], AttentionSpec(**{name: 0}))
-
-
-def test_first_keys_that_decrease_are_refused() -> None:
-    q, k, v, *_ = inputs(2, 6, 6)
-    first_key = torch.tensor([[0, 0, 0, 3, 3, 5], [0, 1, 1, 3, 2, 2]])
-    with pytest.raises(UserError, match=r"^first_key: got decreasing rows, expected rows that do not decrease"):
-        attend(q, k, v, AttentionSpec(first_key=first_key))
