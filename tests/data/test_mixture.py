@@ -19,11 +19,9 @@ from kerple.data.mixture import Mixture, Part, SelectedDocuments
 from kerple.data.order import Order
 from kerple.data.shard_options import CACHE, CACHE_GB
 from kerple.data.shards import Folder, ShardFetcher, TokenStream
-from kerple.positions import NoPE
 from kerple.training.fit_cost import _visible_fraction
-from kerple.training.language_model import LanguageModel
 from tests.data.conftest import small_build, write_lines
-from tests.toy import trainer
+from tests.toy import small_model, trainer
 
 LENGTH = 16
 
@@ -259,10 +257,7 @@ def test_parts_that_do_not_fit_are_errors(prepared, second, tmp_path, documents)
 def test_a_fit_logs_the_validation_loss_of_each_part_and_their_weighted_mean(prepared, second, tmp_path):
     mixture = {str(prepared): 0.25, str(second): 0.75}
     data = module(prepared, mixture=mixture, samples=16, validation_segments=11)
-    torch.manual_seed(0)
-    options = {"layers": 1, "dim": 16, "heads": 2, "vocabulary": 300, "length": LENGTH}
-    model = LanguageModel(NoPE, **options)  # type: ignore[arg-type]
-    fit = trainer(tmp_path, max_steps=2)
+    model, fit = small_model("NoPE", vocabulary=300), trainer(tmp_path, max_steps=2)
     fit.fit(model, data)
     logged = {name: float(value) for name, value in fit.callback_metrics.items() if name.startswith("val/")}
     assert logged.keys() == {"val/loss", *(f"val/loss/{folder}" for folder in mixture)}
