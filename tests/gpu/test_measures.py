@@ -37,7 +37,6 @@ PROTOCOLS: dict[str, Callable[[Transformer, Tensor], Tensor]] = {
 
 
 def network_and_tokens(name: str) -> tuple[Transformer, Tensor]:
-    torch.manual_seed(0)
     network = Transformer(Shape(64, 4, LENGTH), 2, 100, strategies()[name], init=0.1).eval()
     return network, torch.randint(100, (8 * 4 * LENGTH,))
 
@@ -110,7 +109,6 @@ class Answers(SupportsGeneration):
 @pytest.mark.parametrize("precision", DTYPES)
 def test_needles_are_found_at_the_depths_that_the_answers_contain(precision: str, device) -> None:
     tokenizer = train_tokenizer(["none"], 257)
-    torch.manual_seed(0)
     network = Transformer(Shape(64, 4, LENGTH), 2, 257, KerpleLog, init=0.1).eval()
     text, answers = Text(torch.arange(2000) % 256, tokenizer=tokenizer), Answers(deepcopy(network).to(device))
     needle = Needle("niah_single_2", lengths=[900], depths=[0.0, 1.0], problems=2)
@@ -130,7 +128,6 @@ def test_extend_has_the_losses_of_fp32_on_the_cpu_with_each_method(precision: st
 
     config, blocks = configuration("llama"), 2
     length, target = config.max_position_embeddings, 4 * config.max_position_embeddings
-    torch.manual_seed(0)
     text = Text(torch.randint(VOCABULARY, (blocks * (target + 1),)), range(0, blocks * (target + 1), target + 1))
     candidates, _ = methods(config, length, target)
     model, losses = saved(tmp_path / "model", "llama"), []
@@ -150,7 +147,6 @@ def test_retrofitted_models_have_the_logits_and_gradients_of_fp32_on_the_cpu(dty
     from kerple.hf import retrofit  # needs transformers
     from tests.hf.tiny import text, tiny
 
-    torch.manual_seed(0)
     model, tokens = retrofit(tiny("llama"), KerpleLog), text(2, 40)
     with torch.no_grad():
         for parameter in model.base_model.kerple.parameters():

@@ -60,7 +60,6 @@ def retrofitted_model(folder):
 @pytest.mark.parametrize(("write", "model_type"), [(exported_model, "kerple"), (retrofitted_model, "kerple_retrofit")])
 @torch.inference_mode()
 def test_the_harness_reads_exported_and_retrofitted_models(tmp_path, write, model_type):
-    torch.manual_seed(0)
     network, tokens_of = write(tmp_path / "model")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "local.yaml").write_text(TASK)

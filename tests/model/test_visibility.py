@@ -53,7 +53,6 @@ def score(position: Position, q: Tensor, k: Tensor, m: int, n: int, d: int) -> T
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BUILD)
 def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: str) -> None:
-    torch.manual_seed(0)
     position, attention = BUILD[name](SHAPE).double(), SelfAttention(SHAPE, Architecture(bias=False)).double()
     torch.nn.init.normal_(attention.qkv.weight, std=0.4)
     attention.out = torch.nn.Identity()
@@ -83,7 +82,6 @@ def test_attention_is_a_loop_over_the_keys_that_a_query_sees(name: str, kind: st
 )
 @torch.no_grad()
 def test_generation_is_equal_without_a_cache_and_the_cache_does_not_grow(name: str, kind: str) -> None:
-    torch.manual_seed(0)
     layers = {"LayerPattern": partial(positions.LayerPattern, windows={"local": 3})}
     build = (positions.strategies() | BUILD | layers)[name]
     network = Transformer(Shape(16, 2, 64), 2, 30, build, kv_heads=1, init=0.16).double().eval()

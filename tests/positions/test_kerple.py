@@ -55,7 +55,6 @@ def test_bias_and_weight_are_the_papers_formulas(name: str) -> None:
 
 @each_kernel
 def test_random_initial_values_fill_the_papers_ranges_and_constraints_are_its_bounds(name: str) -> None:
-    torch.manual_seed(0)
     position, ranges = strategies()[name](Shape(4000, 4000, 64)), KERNELS[name][2]
     assert {r for r, _ in position.named_parameters()} == set(ranges)
     for r, (upper_end, _) in ranges.items():
