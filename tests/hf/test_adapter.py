@@ -110,6 +110,7 @@ TABLES = {
     "CodeGen": (40, GPT | {"rotary_dim": 8}),
     "CTRL": (40, GPT | {"dff": 48}),
     "Mpt": (40, {"max_seq_len": 40, "d_model": 32, "n_heads": 4, "n_layers": 2}),  # ALiBi for this number of keys
+    "OPT": (40, {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "GPTNeo": (40, {"max_position_embeddings": 40, "num_layers": 2, "attention_types": [[["global", "local"], 1]]}),
     "XGLM": (None, {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}),  # the table grows
     "Bloom": (None, {}),
@@ -160,13 +161,9 @@ def test_continuations_are_greedy_and_need_no_cache_if_positions_depend_on_the_l
     assert tokens.shape[1] == 15
 
 
-def test_learned_positions_limit_the_length_and_bidirectional_models_are_rejected():
-    network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=24))
-    assert (network.max_length, network.name) == (24, "Learned")
-    with torch.inference_mode():
-        assert network.losses(text(1, 25)).isfinite().all()
-    with pytest.raises(ValueError, match="lengths: got 25 positions, expected at most 24, for which"):
-        network.losses(text(1, 26))
+def test_continuations_ignore_the_models_generation_config_and_bidirectional_models_are_rejected():
+    network = hugging_face_network(small(hf.OPTConfig, ffn_dim=48, word_embed_proj_dim=32))
+    assert network.name == "Learned"
     prompt, greedy = text(1, 9), network.continued(text(1, 9), 8)
     network.model.generation_config.repetition_penalty = 9.0
     assert network.continued(prompt, 8) == greedy
