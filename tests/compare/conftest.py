@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kerple.cli import compare
-from kerple.compare import comparison_duration, comparison_report, engines, resolution, workflow
+from kerple.compare import committed_records, comparison_duration, comparison_report, engines, resolution, workflow
 from kerple.compare.finished_runs import read_runs
 from kerple.compare.planned_run import PlannedRun
 from tests.compare import fake_run
@@ -63,6 +63,7 @@ def use_fake_runs(patch: Callable[[object, str, object], None], processes: bool 
     patch(workflow, "resolve", resolve)
     patch(comparison_duration, "training_seconds", lambda configs, parallel: None)
     patch(resolution, "prepare_and_checksum", lambda data: "a checksum")
+    patch(committed_records, "parent_digest", fake_run.parent_digest)
 
 
 def start_command(config: Path) -> Any:
@@ -84,6 +85,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_figures: Non
     use_fake_runs(monkeypatch.setattr)
     monkeypatch.setenv("FAKE_STEP", "0.001")
     return write_file(tmp_path)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    """Path of an empty configuration."""
+    path = tmp_path / "base.yaml"
+    path.write_text("{}")
+    return str(path)
 
 
 def write_file(folder: Path, sections: dict[str, Any] | None = None, **changes: Any) -> Path:

@@ -24,13 +24,6 @@ from kerple.config.flat_configuration import differences, flat
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> str:
-    path = tmp_path / "base.yaml"
-    path.write_text("{}")
-    return str(path)
-
-
 def comparison(path: str, **changes: Any) -> Comparison:
     per_layer = Strategy("KerpleLog", {"floor": 0.05}, {"data.length": 128})
     settings: dict[str, Any] = {"name": "small", "base": [path], "seeds": [1, 2], "baseline": "KerpleLog"}

@@ -23,7 +23,6 @@ from kerple.compare.table_markup import NOTHING
 from tests.cli.tiny import TINY, complaint
 from tests.compare import fake_run
 from tests.compare.conftest import change, fits, run, write_file
-from tests.compare.test_comparison_file import base  # noqa: F401
 
 STAGES: dict[str, Any] = {
     "parent": Strategy("RoPE", flags={"model.lr": 1}),
@@ -38,7 +37,7 @@ def comparison(path: str, **changes: Any) -> Comparison:
     return Comparison(**settings | changes)
 
 
-def test_a_stage_has_the_flags_of_its_parent_and_the_weights_of_the_same_seed(base: str) -> None:  # noqa: F811
+def test_a_stage_has_the_flags_of_its_parent_and_the_weights_of_the_same_seed(base: str) -> None:
     runs = {job.name: job for job in comparison(base, parts={"a": {}}).planned_runs()}
     longer, longest = runs["a longer seed 2"], runs["a longest seed 2"]
     seeds = ["--seed_everything=2", "--data.seed=2"]
@@ -76,17 +75,16 @@ def test_a_stage_has_the_flags_of_its_parent_and_the_weights_of_the_same_seed(ba
         ("longer", Strategy(flags={"weights": "x"}, parent="parent"), "longer: flags: got weights, .* use parent"),
     ],
 )
-def test_a_parent_is_above_its_stages(base: str, label: str, changed: Strategy, message: str) -> None:  # noqa: F811
+def test_a_parent_is_above_its_stages(base: str, label: str, changed: Strategy, message: str) -> None:
     with pytest.raises(ValueError, match=f"^compare: strategies: {message.replace('{', '.').replace('}', '.')}"):
         comparison(base, strategies=STAGES | {label: changed})
 
 
 @pytest.mark.slow
-def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(config: Path, monkeypatch: Any) -> None:
+def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(config: Path) -> None:
     parent: dict[str, Any] = {"position": "RoPE"}
     strategies = {"parent": parent, "a": {"position": "KerpleLog", "parent": "parent"}}
     change(config, strategies=strategies, seeds=[1], baseline="parent")
-    monkeypatch.setattr(committed_records, "parent_digest", fake_run.parent_digest)
     run(config, "--parallel", "2")
     runs = config.parent / "runs"
     value = json.loads((runs / "parent/seed-1/checkpoints/last.ckpt").read_text())["value"]
@@ -128,7 +126,6 @@ def test_a_parent_is_trained_once_and_its_stages_again_if_it_changes(config: Pat
 def test_stages_of_a_parent_with_new_weights_are_not_in_the_report(config: Path, monkeypatch: Any, capsys: Any) -> None:
     strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
     change(config, strategies=strategies, seeds=[1], baseline="parent")
-    monkeypatch.setattr(committed_records, "parent_digest", fake_run.parent_digest)
     run(config)
     shutil.rmtree(config.parent / "runs")  # only records are left, so the parent is trained again for a new stage
 
@@ -146,11 +143,10 @@ def test_stages_of_a_parent_with_new_weights_are_not_in_the_report(config: Path,
 
 
 @pytest.mark.slow
-def test_stages_that_override_the_change_of_their_parent_are_trained_again(config: Path, monkeypatch: Any) -> None:
+def test_stages_that_override_the_change_of_their_parent_are_trained_again(config: Path) -> None:
     strategies: dict[str, Any] = {"parent": {"position": "RoPE"}, "a": {"position": "ALiBi", "parent": "parent"}}
     strategies["b"] = {"position": "T5", "parent": "a"}
     change(config, strategies=strategies, seeds=[1], baseline="parent", stage={"trainer.max_steps": 5})
-    monkeypatch.setattr(committed_records, "parent_digest", fake_run.parent_digest)
     run(config)
     strategies["parent"]["flags"] = {"trainer.max_steps": 30}
     change(config, strategies=strategies)
