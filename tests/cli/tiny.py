@@ -16,8 +16,8 @@ model: {position: KerpleLog, layers: 1, dim: 8, heads: 2}
 data:
   class_path: TaskData
   init_args:
-    {task: {class_path: Copy, init_args: {symbols: 4}}, length: 8, vocabulary: 300, train_length: 2, test_lengths: [3],
-     batch_size: 2, validation_examples: 2, test_examples: 2}
+    {task: {class_path: Copy, init_args: {symbols: 26}}, length: 8, vocabulary: 300, train_length: 2,
+     test_lengths: [3], batch_size: 2, validation_examples: 2, test_examples: 2}
 trainer:
   {max_steps: 1, accelerator: cpu, logger: false, limit_val_batches: 0, enable_progress_bar: false,
    enable_model_summary: false, callbacks: [{class_path: TaskAccuracy}]}
