@@ -19,7 +19,7 @@ from kerple.positions import Learned, Shape
 from kerple.probe.probe_model import Report
 from kerple.probe.text_measurements import first_tokens, measure_on_text, text_measures
 from tests.cli.test_pretrained import broken
-from tests.cli.tiny import complaint, fit
+from tests.cli.tiny import complaint
 from tests.hf.tiny import saved
 
 FAULTY = """
@@ -124,16 +124,16 @@ def test_invariances_judge_an_unknown_family_whose_code_needs_permission(here, c
     assert all("not verified" in layer["unknown"] for layer in content["layers"])
 
 
-def test_a_checkpoint_is_probed(here, capsys):
-    checkpoint = fit(here)
+def test_a_checkpoint_is_probed(genuine, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:  # probe compares the bias of KERPLE-log with no formula
-        main(["probe", str(checkpoint), "--output", str(here / "page")])
+        main(["probe", str(genuine), "--output", "page"])
     assert ended.value.code == 2
     assert "nothing could be judged; 1 of 1 layers measured, 1 of them not judged" in capsys.readouterr().out
-    assert {layer["expected"] for layer in probe_results(here / "page")["layers"]} == {"no rotation, KerpleLog"}
-    error = complaint(capsys, "probe", checkpoint, "--gap", "true", "--text", "code")
+    assert {layer["expected"] for layer in probe_results(tmp_path / "page")["layers"]} == {"no rotation, KerpleLog"}
+    error = complaint(capsys, "probe", genuine, "--gap", "true", "--text", "code")
     assert error == "error: text: got code, expected null, because a checkpoint is measured on its test text"
-    error = complaint(capsys, "probe", checkpoint, "--text", "code")
+    error = complaint(capsys, "probe", genuine, "--text", "code")
     assert error.startswith("error: text: got code without gap and far_context, expected --gap true")
 
 
