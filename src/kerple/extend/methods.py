@@ -12,7 +12,7 @@ from kerple.hf.translation_from_transformers import read_options
 from kerple.model.first_token_scores import check_distances
 from kerple.model.stored_model import class_name, strategies_without_values
 from kerple.positions.rotary_scaling import AnyScaling
-from kerple.positions.visibility import EVERYTHING, Visibility
+from kerple.positions.visibility import EVERYTHING, Distances, Visibility
 
 FIRST = 4  # first tokens that a window keeps (StreamingLLM, Xiao et al. 2024)
 
@@ -56,20 +56,20 @@ def methods(config: Any, length: int, target: int) -> tuple[list[Method], dict[s
     """
     s = target / length  # scaling factor that extends L to N
     rope = partial(_rope_method, config, length)
-    transformer = partial(_transformer_method, config, length, target)
+    temperature = partial(_temperature_method, config, length)
     faster = {"beta_fast": 4.0, "attention_factor": 1.0}
     builders: dict[str, list[Callable[[], Method]]] = {
         "PI": [partial(rope, "pi", s)],
         "NTK": [partial(rope, "ntk", s), partial(rope, "ntk", 2 * s)],
         "dynamic NTK": [partial(rope, "dynamic_ntk", 1.0), partial(rope, "dynamic_ntk", s)],
         "YaRN": [partial(rope, "yarn", s), partial(rope, "yarn", 2 * s), partial(rope, "yarn", s, **faster)],
-        "Self-Extend": [partial(transformer, neighbors=length // n) for n in (4, 2)],
+        "Self-Extend": [partial(_self_extend_method, config, length, target, length // n) for n in (4, 2)],
         "temperature": [
-            *(partial(transformer, temperature=("llama4", scale)) for scale in (0.1, 0.3)),
+            *(partial(temperature, "llama4", scale) for scale in (0.1, 0.3)),
             # 1 + a·log(n / L) is log n / log L for a = 1 / log L
-            *(partial(transformer, temperature=("inkling", scale)) for scale in (1 / math.log(length), 0.3)),
+            *(partial(temperature, "inkling", scale) for scale in (1 / math.log(length), 0.3)),
         ],
-        "window": [partial(transformer, Visibility(length, FIRST, d)) for d in ("capped", "cache")],
+        "window": [partial(_window_method, config, length, distances) for distances in ("capped", "cache")],
     }
     applicable = [Method("unchanged", as_trained=True)]
     reasons = {}
@@ -100,46 +100,53 @@ def _rope_method(config: Any, length: int, scaling: AnyScaling, factor: float, *
     return Method(label, scaling, factor, options, as_trained=scaling == "dynamic_ntk" and unscaled)
 
 
-def _transformer_method(
-    config: Any,
-    length: int,
-    target: int,
-    visibility: Visibility = EVERYTHING,
-    neighbors: int = 0,
-    temperature: tuple[str, float] | None = None,
-) -> Method:
-    """Return a method for which the model is translated to this project's `Transformer`.
+def _self_extend_method(config: Any, length: int, target: int, neighbors: int) -> Method:
+    """Return Self-Extend with exact distances for ``neighbors`` near keys. See `_checked` for errors."""
+    model = read_options(config)
+    # the smallest size for which distances stay below ``length``; if it does not divide the window, they reach it
+    group = math.ceil((target - neighbors) / (length - neighbors))
+    options = {"position": model["position"], "neighbor_window": neighbors, "group": group}
+    position = {"class_path": "kerple.positions.SelfExtend", "init_args": options}
+    return _checked(Method(f"Self-Extend, window {neighbors}, groups of {group}", position=position), model, length)
+
+
+def _temperature_method(config: Any, length: int, rule: str, scale: float) -> Method:
+    """Return a `Temperature` with this rule and scale in the layers without positions.
+
+    Raises:
+        UserError: If all layers have positions. See `_checked` for other errors.
+    """
+    model = read_options(config)
+    options = {"rule": rule, "scale": scale, "length": length}
+    temperature = {"class_path": "kerple.positions.Temperature", "init_args": options}
+    position = _with_temperature(model["position"], temperature)
+    as_trained = rule == "inkling"  # the factor of Llama 4 changes at the training length
+    label = f"temperature {rule}, scale {scale:.2g}"
+    return _checked(Method(label, position=position, as_trained=as_trained), model, length)
+
+
+def _window_method(config: Any, length: int, distances: Distances) -> Method:
+    """Return a window of ``length`` keys that keeps the first tokens. See `_checked` for errors."""
+    model, visibility = read_options(config), Visibility(length, FIRST, distances)
+    label = f"window with first {FIRST} tokens, distances {distances}"
+    method = Method(label, position=model["position"], visibility=visibility, as_trained=True)
+    return _checked(method, model, length)
+
+
+def _checked(method: Method, model: Mapping[str, Any], length: int) -> Method:
+    """Return a method for which a model is translated to this project's `Transformer`, after checking it.
 
     Args:
-        config: The model's `transformers.PreTrainedConfig`.
+        method: The method, with a position.
+        model: Options of the model, see `kerple.hf.translation_from_transformers.read_options`.
         length: Training length in tokens.
-        target: Length in tokens that the method has to read.
-        visibility: The keys that a query sees.
-        neighbors: Number of near keys with exact distances in Self-Extend; 0 for a method without Self-Extend.
-        temperature: Rule and scale of a `Temperature` in the layers without positions; None for none.
 
     Raises:
         UserError: If the model cannot be translated, or its strategy does not support the method.
     """
-    model = read_options(config)
-    position = model["position"]
-    as_trained = not neighbors
-    label = f"window with first {FIRST} tokens, distances {visibility.distances}"
-    if neighbors:
-        # the smallest size for which distances stay below ``length``; if it does not divide the window, they reach it
-        group = math.ceil((target - neighbors) / (length - neighbors))
-        label = f"Self-Extend, window {neighbors}, groups of {group}"
-        arguments = {"position": position, "neighbor_window": neighbors, "group": group}
-        position = {"class_path": "kerple.positions.SelfExtend", "init_args": arguments}
-    if temperature:
-        rule, scale = temperature
-        label = f"temperature {rule}, scale {scale:.2g}"
-        as_trained = rule == "inkling"  # the factor of Llama 4 changes at the training length
-        arguments = {"rule": rule, "scale": scale, "length": length}
-        position = _with_temperature(position, {"class_path": "kerple.positions.Temperature", "init_args": arguments})
-    strategies = strategies_without_values({**model, "length": length, "position": position})
-    check_distances(strategies[0], visibility)
-    return Method(label, position=position, visibility=visibility, as_trained=as_trained)
+    strategies = strategies_without_values({**model, "length": length, "position": method.position})
+    check_distances(strategies[0], method.visibility)
+    return method
 
 
 def _with_temperature(position: Mapping[str, Any], temperature: Mapping[str, Any]) -> Mapping[str, Any]:
