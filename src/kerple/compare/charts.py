@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from kerple.compare.estimates import Estimate, estimate, over_seeds
-from kerple.compare.finished_runs import Runs
+from kerple.compare.finished_runs import Runs, by_part
 from kerple.compare.statistics import CELL, METRIC_NAMES, lower_is_better
 from kerple.compare.tables import format_estimate, format_mean
 
@@ -195,7 +195,7 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
         return
     table = table[table["strategy"].isin(strategies)]
     table = table[table["first"] >= table["window"]] if column == "gain" else table
-    for part, of_part in _parts(table):
+    for part, of_part in by_part(table):
         rows = []
         for strategy, of_strategy in of_part.groupby("strategy", sort=False):
             for x, found in zip(*curve(of_strategy, column), strict=True):
@@ -223,12 +223,6 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
             ends = losses.min() - 0.1, min(losses.max(), losses.min() + 1) + 0.1
             label, bounds = "mean loss (nats per token)", ends if np.isfinite(ends[0]) else None
             yield Chart(file, title, [panel], label, bounds, note)
-
-
-def _parts(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and the rows of each part of the comparison. Without parts, the name of all rows is empty."""
-    for part, of_part in table.assign(part=table.get("part", "")).groupby("part", sort=False):
-        yield str(part), of_part
 
 
 def curve(table: pd.DataFrame, column: str) -> tuple[list[float], list[Estimate]]:
@@ -273,11 +267,11 @@ def training_charts(runs: Runs) -> Iterator[Chart]:
             keys = [key for key in ("part", "strategy", "step") if key in curves]
             by_step = curves.dropna(subset=column).sort_values("step", kind="stable").groupby(keys, sort=False)[column]
             points = with_deviation(by_step.agg(["mean", "std"]).reset_index().assign(text=""))
-            panels = [Panel(part, of_part.assign(x=of_part["step"]), "step") for part, of_part in _parts(points)]
+            panels = [Panel(part, of_part.assign(x=of_part["step"]), "step") for part, of_part in by_part(points)]
             note = DEVIATION * bool(points["std"].notna().any())
             yield Chart("", title, panels, label, note=note, log="loss" in column)
         elif column in costs and costs[column].notna().any():
             points = costs.assign(x=costs[column], y=costs["strategy"], low=None, high=None)
             points["text"] = "seed " + points["seed"].astype(str)
-            panels = [Panel(part, of_part, label) for part, of_part in _parts(points)]
+            panels = [Panel(part, of_part, label) for part, of_part in by_part(points)]
             yield Chart("", title, panels, "", note="one point per run", lines=False)

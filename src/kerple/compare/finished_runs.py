@@ -270,6 +270,12 @@ def _texts(content: _Content) -> Iterator[tuple[str, str, str]]:
             yield name, ", ".join(filter(None, phrases)), str(evaluation.get("text") or "")
 
 
+def by_part(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name and the rows of each part of the comparison. Without parts, the name of all rows is empty."""
+    for part, of_part in table.assign(part=table.get("part", "")).groupby("part", sort=False):
+        yield str(part), of_part
+
+
 def analysis_name(path: Path) -> str:
     """Name of an analysis, whose table is ``NAME.csv`` or ``NAME.csv.gz``."""
     return path.name.removesuffix(".gz").removesuffix(".csv")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kerple.compare.estimates import Estimate, by_block, difference
-from kerple.compare.finished_runs import COSTS
+from kerple.compare.finished_runs import COSTS, by_part
 from kerple.compare.statistics import LOGARITHMIC, METRIC_NAMES, lower_is_better
 from kerple.compare.table_markup import DAGGER, NOTHING, Cell, Table
 
@@ -187,18 +187,16 @@ def cost_table(measured: pd.DataFrame) -> Table | None:
         return None
     rows = {}
     shared = "parallel" in measured and measured["parallel"].max() > 1
-    measured = measured.assign(part=measured.get("part", ""))
     measured = measured.assign(**{name: math.nan for name in COSTS if name not in measured})  # of an incomplete file
-    parts = list(dict.fromkeys(measured["part"]))
-    groups = measured.groupby(["part", "strategy"], sort=False)
-    for (part, strategy), group in sorted(groups, key=lambda group: parts.index(group[0][0])):
-        speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
-        rows[f"{part} {strategy}".strip()] = {
-            "position parameters": format_range(group["position_parameters"]),
-            "all parameters": format_range(group["parameters"]),
-            **({} if shared else {"tokens per second": format_count(speed)}),
-            "peak memory (MiB)": format_count(group["peak_memory_bytes"].mean() / 2**20),
-        }
+    for part, of_part in by_part(measured):
+        for strategy, group in of_part.groupby("strategy", sort=False):
+            speed = pd.to_numeric(group["tokens_per_second"]).mean()  # NaN for runs of a few steps
+            rows[f"{part} {strategy}".strip()] = {
+                "position parameters": format_range(group["position_parameters"]),
+                "all parameters": format_range(group["parameters"]),
+                **({} if shared else {"tokens per second": format_count(speed)}),
+                "peak memory (MiB)": format_count(group["peak_memory_bytes"].mean() / 2**20),
+            }
     speeds = "Runs that trained side by side shared the machine: compare speeds by the benchmarks instead."
     note = f"Mean over seeds. {'' if shared else speeds}".strip()
     return Table("Cost of training", pd.DataFrame.from_dict(rows, orient="index").map(Cell), note)
