@@ -139,12 +139,9 @@ def _tokens(runs: Runs, part: str, label: str, configs: dict[str, dict[str, Any]
         config = configs[label]
         devices = [int(e.get("devices", 1)) for run, e in runs.environments.items() if run.strategy == label]
         steps = known[(known["strategy"] == label) & (known["part"] == part)].get("steps")
-        factors: list[Any] = [
-            config.get("data.init_args.batch_size"),
-            configured_length(config),
-            max(devices, default=1),
-        ]
-        factors += [config.get("trainer.accumulate_grad_batches", 1), None if steps is None else steps.max()]
+        most_steps = None if steps is None else steps.max()
+        batch, accumulated = config.get("data.init_args.batch_size"), config.get("trainer.accumulate_grad_batches", 1)
+        factors: list[Any] = [batch, accumulated, max(devices, default=1), configured_length(config), most_steps]
         numbers.insert(0, "–" if any(pd.isna(factor) for factor in factors) else f"{math.prod(map(int, factors)):,}")
         label = config.get("weights") or ""
     return " + ".join(numbers)
