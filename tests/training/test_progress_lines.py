@@ -9,7 +9,8 @@ import pytest
 from jsonargparse import Namespace
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 
-from kerple.base.run_progress import FILE, read_progress
+from kerple.base.atomic import read_json
+from kerple.base.run_progress import FILE
 from kerple.training.progress_lines import ProgressLines, with_progress
 from kerple.training.required_callbacks import callback_options
 from kerple.training.throughput import Throughput
@@ -24,7 +25,7 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
 
     class Read(Line):
         def on_train_batch_start(self, batch: object, index: int) -> None:
-            states.append(read_progress(tmp_path / FILE))
+            states.append(read_json(tmp_path / FILE))
 
         def training_step(self, batch: object, index: int) -> object:
             self.log("train/loss", 3 * self.weight**2)  # this loss is shown, not the returned one
@@ -34,14 +35,14 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
 
         def on_test_epoch_end(self) -> None:
             for number in with_progress(self.trainer, range(3 + stopped)):
-                blocks.append(read_progress(tmp_path / FILE))
+                blocks.append(read_json(tmp_path / FILE))
                 if number == 2 and stopped:
                     os.kill(os.getpid(), signal.SIGTERM)
 
     options, model = {"max_steps": 4, "enable_checkpointing": False, "limit_val_batches": 0}, Read()
     trainer(tmp_path, ProgressLines(every=0.0, file_every=0.0), **options).fit(model, ToyData())
     assert [state.get("done") for state in states] == [None, 1, 2, 3]
-    last = read_progress(tmp_path / FILE)
+    last = read_json(tmp_path / FILE)
     assert (last["stage"], last["done"], last["total"], last["seconds_left"]) == ("training", 4, 4, 0)
     for state, weight in zip([*states[1:], last], model.seen, strict=True):
         assert state["loss"] == pytest.approx(3 * weight**2)
@@ -51,12 +52,12 @@ def test_progress_of_fits_and_measurements_is_printed_and_written(tmp_path: Path
     assert capsys.readouterr().out.count("training, step") == 4
 
     trainer(tmp_path, ProgressLines(every=60, file_every=0.0), limit_test_batches=2).test(model, ToyData())
-    blocks.append(read_progress(tmp_path / FILE))
+    blocks.append(read_json(tmp_path / FILE))
     assert [(state["done"], state["total"]) for state in blocks[1:]] == [(1, 3), (2, 3), (3, 3)]
     stopped = True
     with pytest.raises(SystemExit, match="143"):
         trainer(tmp_path, ProgressLines(file_every=0.0), limit_test_batches=2).test(model, ToyData())
-    assert read_progress(tmp_path / FILE)["done"] == 3
+    assert read_json(tmp_path / FILE)["done"] == 3
 
 
 @pytest.mark.parametrize("command", ["fit", "test"])

@@ -1,7 +1,8 @@
-"""Atomic writing of files, and the place of notes about folders that are only read."""
+"""Reading and atomic writing of files, and the place of notes about folders that are only read."""
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from kerple.base.errors import UserError
@@ -107,6 +108,14 @@ def write(path: Path, content: bytes | str, durable: bool = True) -> None:
     """Write ``content`` to a file, a string as UTF-8. See `writing` for the other arguments and errors."""
     with writing(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the mapping in a JSON file, or an empty mapping if the file cannot be read or contains anything else."""
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def refuse_links(option: str, *paths: Path) -> None:

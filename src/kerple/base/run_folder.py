@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import platform
 import shutil
@@ -14,7 +13,7 @@ from os.path import abspath, realpath
 from pathlib import Path
 from typing import TextIO
 
-from kerple.base.atomic import no_follow, refuse_links, refuse_links_out
+from kerple.base.atomic import no_follow, read_json, refuse_links, refuse_links_out
 from kerple.base.errors import NO_FOLDER, UserError
 
 LOCK = ".lock"
@@ -104,10 +103,7 @@ def report_directory(preferred: Path, report: str, sources: list[str]) -> Path:
         UserError: If the folder cannot be made or written to, or another process has locked it.
     """
     for path in versions(preferred):
-        content = None
-        with suppress(OSError, ValueError):
-            content = json.loads((path / report).read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("sources") == sources:
+        if read_json(path / report).get("sources") == sources:
             return resume_directory(path)
     return _new_version(preferred)
 

@@ -79,14 +79,6 @@ def write_progress(path: Path, **content: Any) -> None:
         write(path, json.dumps(content), durable=False)
 
 
-def read_progress(path: Path) -> dict[str, Any]:
-    """Return the content of a progress file, or an empty mapping if the file cannot be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    return {}
-
-
 def duration(seconds: float) -> str:
     """Return a duration as text, such as 45 s, 3 min or 2 h 05 min."""
     if seconds < 90:

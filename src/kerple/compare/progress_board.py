@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kerple.base.run_progress import FILE, duration, progress_line, read_progress
+from kerple.base.atomic import read_json
+from kerple.base.run_progress import FILE, duration, progress_line
 from kerple.compare.planned_run import PlannedRun
 
 EVERY = 15.0  # seconds between two outputs if the console is not a terminal
@@ -71,8 +72,7 @@ class Board:
     def running(self) -> dict[str, dict[str, Any]]:
         """The progress of each active run by its name: that of its test, or that of its fit before the test starts."""
         states = {
-            run.name: read_progress(run.test_folder / FILE) or read_progress(run.directory / FILE)
-            for run in self.unfinished
+            run.name: read_json(run.test_folder / FILE) or read_json(run.directory / FILE) for run in self.unfinished
         }
         return {name: progress for name, progress in states.items() if progress}
 
