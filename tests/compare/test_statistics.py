@@ -220,7 +220,7 @@ def table(seeds: int = 3) -> pd.DataFrame:
 
 def test_points_of_the_loss_are_means_over_seeds_with_the_error_over_seeds_and_text() -> None:
     one = table()[table()["strategy"] == "KerpleLog"]
-    positions, estimates = curve(one, "loss")
+    positions, estimates = map(list, zip(*curve(one, "loss"), strict=True))
     assert positions == [16 + 32 * i for i in range(32)]
     seeds = one[one["first"].isin([512, 528])].groupby("seed")["loss"].mean()
     assert estimates[16].mean == pytest.approx(seeds.mean())
@@ -230,7 +230,7 @@ def test_points_of_the_loss_are_means_over_seeds_with_the_error_over_seeds_and_t
 def test_the_gain_has_two_points_per_octave_of_distance_beyond_the_window() -> None:
     one = table(seeds=1)
     one = one[(one["strategy"] == "KerpleLog") & (one["first"] >= 64)]
-    distances, estimates = curve(one, "gain")
+    distances, estimates = map(list, zip(*curve(one, "gain"), strict=True))
     middles = [8 + 16 * i for i in range(60)]
     spans = [[m for m in middles if 2 ** (i / 2) <= m < 2 ** ((i + 1) / 2)] for i in range(20)]
     assert distances == pytest.approx([np.mean(span) for span in spans if span])

@@ -198,7 +198,7 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
     for part, of_part in by_part(table):
         rows = []
         for strategy, of_strategy in of_part.groupby("strategy", sort=False):
-            for x, found in zip(*curve(of_strategy, column), strict=True):
+            for x, found in curve(of_strategy, column):
                 low, high = found.interval()
                 text = format_estimate("+.4f" if column == "gain" else ".4f", found.mean, low, high)
                 rows.append({"strategy": strategy, "x": x, "y": found.mean, "low": low, "high": high, "text": text})
@@ -225,8 +225,8 @@ def context_charts(table: pd.DataFrame | None, strategies: pd.Series, column: st
             yield Chart(file, title, [panel], label, bounds, note)
 
 
-def curve(table: pd.DataFrame, column: str) -> tuple[list[float], list[Estimate]]:
-    """Return the horizontal coordinates of the points of one strategy's curve, and an estimate at each of them.
+def curve(table: pd.DataFrame, column: str) -> Iterator[tuple[float, Estimate]]:
+    """Yield the points of one strategy's curve: the horizontal coordinate of each point, and its estimate.
 
     For the loss, bins are merged into `POINTS` bins of equal width. For the gain, they are merged by distance beyond
     the window into `PER_OCTAVE` bins per octave. The standard error of a merged bin is set to the mean of the standard
@@ -243,16 +243,14 @@ def curve(table: pd.DataFrame, column: str) -> tuple[list[float], list[Estimate]
         groups = np.floor(np.log2(middle) * PER_OCTAVE)
     else:
         groups = middle // (table["length"] / POINTS)
-    points, estimates = [], []
     for _, group in table.assign(middle=middle).groupby(groups):
         by_seed = group.groupby("seed")[[column, f"{column}_error"]].mean()
         segments = int(group["segments"].min())
         # all seeds read the same text, so more seeds do not reduce its variance
         variance = float((by_seed[f"{column}_error"] ** 2).mean())
-        points.append(float(group["middle"].mean()))
         found = estimate(over_seeds(by_seed[column]))
-        estimates.append(replace(found, text_variance=variance, blocks=segments, text_freedom=segments - 1))
-    return points, estimates
+        found = replace(found, text_variance=variance, blocks=segments, text_freedom=segments - 1)
+        yield float(group["middle"].mean()), found
 
 
 def training_charts(runs: Runs) -> Iterator[Chart]:
