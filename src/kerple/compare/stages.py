@@ -137,7 +137,8 @@ def _tokens(runs: Runs, part: str, label: str, configs: dict[str, dict[str, Any]
     while label in configs and label not in seen:  # a stage may have the name of the model from which it started
         seen.add(label)
         config = configs[label]
-        devices = [int(e.get("devices", 1)) for run, e in runs.environments.items() if run.strategy == label]
+        trained = [of for run, of in runs.environments.items() if (run.part, run.strategy) == (part, label)]
+        devices = [int(environment.get("devices", 1)) for environment in trained]
         steps = known[(known["strategy"] == label) & (known["part"] == part)].get("steps")
         most_steps = None if steps is None else steps.max()
         batch, accumulated = config.get("data.init_args.batch_size"), config.get("trainer.accumulate_grad_batches", 1)
