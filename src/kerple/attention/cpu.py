@@ -7,14 +7,15 @@ tile by tile (`kerple.attention.cpu_backward`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kerple.attention.cpu_backward import TiledBackward, bias_line
+from kerple.attention.cpu_backward import TiledBackward, bias_line, slices
 from kerple.attention.cpu_documents import TOGETHER, attend_documents, document_gradients
 from kerple.attention.cpu_forward import TiledForward, attend_key_bias, hankel_view
-from kerple.attention.spec import query_blocks
+from kerple.attention.spec import AttentionSpec, query_blocks
 
 
 @torch.library.custom_op("kerple::table_attention", mutates_args=(), device_types="cpu")
@@ -49,11 +50,12 @@ def table_attention(
     """
     # the kernel reads wrong memory, without an error, if the entries of a row are not contiguous
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    spec = AttentionSpec(scale=scale, score_scale=score_scale, key_bias=key_bias, window=window, first_key=first_key)
     only_key_bias = not table.stride(0) and window is None and first_key is None and score_scale is None
     if key_bias is not None and only_key_bias:
         return attend_key_bias(q, k, v, table, scale, key_bias)
     if key_bias is not None or score_scale is not None:
-        return TiledForward(q, k, v, table, window, scale, first_key, key_bias, score_scale).run()
+        return TiledForward(q, k, v, table, spec).run()
     if first_key is not None:
         return attend_documents(q, k, v, table, window, scale, first_key)
     batch, heads, queries, dim = q.shape
@@ -88,24 +90,24 @@ def table_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v, the table, the key bias and the score scale, each in the dtype of its tensor.
 
-    The arguments are those of `TiledBackward`. With ``first_key`` it processes the sequences of long inputs one by one,
-    because each has other documents. Without gradients of the table and the log-sum-exp, torch's kernel is faster.
+    The arguments are those of `table_attention` and `TiledBackward`. With ``first_key`` it processes the sequences of
+    long inputs one by one, because each has other documents. Without gradients of the table and the log-sum-exp,
+    torch's kernel is faster.
     """
     q, k, v, table, out, lse = tensors
     plain = key_bias is None and score_scale is None
+    spec = AttentionSpec(scale=scale, score_scale=score_scale, key_bias=key_bias, window=window, first_key=first_key)
     if first_key is None or (k.shape[2] <= TOGETHER and learned):
-        return TiledBackward(tensors, grad, grad_lse, window, scale, learned, first_key, key_bias, score_scale).run()
+        return TiledBackward(tensors, grad, grad_lse, spec, learned).run()
     if plain and not learned and not grad_lse.any():
         q, k, v, grad = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v, grad))
         dq, dk, dv = document_gradients([q, k, v, table, out, lse], grad, window, scale, first_key)
         return dq, dk, dv, torch.zeros_like(table), table.new_empty(0), table.new_empty(0)
     gradients = list[tuple[Tensor, ...]]()
-    for b in range(len(q)):
-        q_b, k_b, v_b, out_b, lse_b, *others = (x[b : b + 1] for x in (q, k, v, out, lse, grad, grad_lse, first_key))
-        sequence = [q_b, k_b, v_b, table, out_b, lse_b]
-        bias = None if key_bias is None else key_bias[b : b + 1]
-        backward = TiledBackward(sequence, others[0], others[1], window, scale, learned, others[2], bias, score_scale)
-        gradients.append(backward.run())
+    for b in slices(0, len(q), 1):
+        spec_b = replace(spec, first_key=first_key[b], key_bias=None if key_bias is None else key_bias[b])
+        tensors_b = [q[b], k[b], v[b], table, out[b], lse[b]]
+        gradients.append(TiledBackward(tensors_b, grad[b], grad_lse[b], spec_b, learned).run())
     dqs, dks, dvs, dtables, dbiases, dscales = zip(*gradients, strict=True)
     dtable, dscale = (torch.stack(x).sum(0) for x in (dtables, dscales))
     return torch.cat(dqs), torch.cat(dks), torch.cat(dvs), dtable, torch.cat(dbiases), dscale

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kerple.attention.spec import AttentionSpec
 from kerple.positions.token_positions import shift_rows
 
 # Smaller exponents are clamped. e^-50 changes no sum; products of smaller probabilities and small gradients underflow,
@@ -35,45 +36,34 @@ class TiledBackward:
         tensors: q, k, v, table, output and log-sum-exp of the call, in the shapes that `table_attention` documents.
         grad: Gradient of the output, (B, H, Tq, δ).
         grad_lse: Gradient of the log-sum-exp, (B, H, Tq).
-        window: Queries saw only keys at distance < window; None for all.
-        scale: Factor of q·k.
+        spec: Scale, window, first keys, biases of keys and score scale of the call.
         learned: Whether the gradient of the table is computed. If False, zeros are returned for it.
-        first_key: Row of the first key that each query saw, (B, Tq) int64; None for the first row.
-        key_bias: Bias of each key, (B, H, Tk); None for no bias.
-        score_scale: Factor of the scores by distance, (H, >= Tk); None for no factor.
     """
 
     def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        grad: Tensor,
-        grad_lse: Tensor,
-        window: int | None,
-        scale: float,
-        learned: bool,
-        first_key: Tensor | None = None,
-        key_bias: Tensor | None = None,
-        score_scale: Tensor | None = None,
+        self, tensors: Sequence[Tensor], grad: Tensor, grad_lse: Tensor, spec: AttentionSpec, learned: bool
     ) -> None:
         self.q, self.k, self.v, table, out, lse = tensors
-        self.first_key = first_key
+        self.grad, self.window, self.scale, self.learned = grad, spec.window, spec.scale_of(self.q), learned
+        self.first_key, self.key_bias = spec.first_key, spec.key_bias
+        first_key, key_bias, score_scale = spec.first_key, spec.key_bias, spec.score_scale
         # for each query, the first key that it sees in at least one sequence
         self.first_keys = [0] * self.q.shape[2] if first_key is None else first_key.amin(0).tolist()
-        self.grad, self.window, self.scale, self.learned = grad, window, scale, learned
         self.length = self.k.shape[2]
         self.first_query = self.length - self.q.shape[2]  # index of the key to which the first query belongs
         self.lse, self.grad_lse = lse.unsqueeze(-1), grad_lse  # (B, H, Tq, 1), (B, H, Tq)
         self.delta = (grad.to(table.dtype) * out.to(table.dtype)).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)  # D
         self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=table.dtype) for x in tensors[:3])
         self.dtable = torch.zeros_like(table)
-        self.key_bias = key_bias
-        self.negligible = -math.inf if key_bias is None else negligible_bias(self.q, self.k, table, score_scale, scale)
+        self.negligible = -math.inf
+        if key_bias is not None:
+            self.negligible = negligible_bias(self.q, self.k, table, score_scale, self.scale)
         # 0 entries without key bias or score scale
         self.dkey_bias = table.new_zeros(0 if key_bias is None else key_bias.shape)
         self.dscale = table.new_zeros(0 if score_scale is None else score_scale.shape)
-        self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, window)
+        self.tile_shape = batch, heads, queries, keys = choose_tile_shape(self.q, self.length, self.window)
         self.unbiased = not table.stride(0)  # `cpu_kernel` gives rows of zeros with the stride 0
-        self.bias_line = bias_line(table, self.length, queries, window, hidden=0.0)
+        self.bias_line = bias_line(table, self.length, queries, self.window, hidden=0.0)
         self.scale_line = None if score_scale is None else bias_line(score_scale, self.length, queries, None, 0.0)
         # P and dS of a tile, and its scores before they are multiplied by the score scale. They are allocated once,
         # because new pages of memory would cost as much time as the arithmetic

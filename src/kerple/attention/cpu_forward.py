@@ -22,37 +22,28 @@ from kerple.attention.cpu_backward import (
     negligible_bias,
     slices,
 )
+from kerple.attention.spec import AttentionSpec
 
 QUERIES_AT_ONCE = 128
 MAX_SPREAD = 32  # largest difference of biases in a block of queries; at half of it, fp32 numbers have steps of 1e-6
 
 
 class TiledForward:
-    """Forward pass of one call of `kerple.attention.cpu.table_attention`, whose arguments these are.
+    """Forward pass of one call of `kerple.attention.cpu.table_attention`, which documents the tensors.
 
-    Queries are in reverse order, in which the tables of a tile are views of a line (`hankel_view`).
+    Queries are in reverse order, in which the tables of a tile are views of a line (`hankel_view`). ``spec`` has the
+    scale, the window and the tensors that may be None.
     """
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        table: Tensor,
-        window: int | None,
-        scale: float,
-        first_key: Tensor | None,
-        key_bias: Tensor | None,
-        score_scale: Tensor | None,
-    ) -> None:
-        self.q, self.k, self.v, self.window, self.scale = q, k, v, window, scale
-        self.first_key, self.key_bias = first_key, key_bias
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, spec: AttentionSpec) -> None:
+        self.q, self.k, self.v, self.window, self.scale = q, k, v, spec.window, spec.scale_of(q)
+        self.first_key, self.key_bias, score_scale = spec.first_key, spec.key_bias, spec.score_scale
         self.length, self.first_query = k.shape[2], k.shape[2] - q.shape[2]
-        self.tile_shape = batch, heads, queries, keys = choose_tile_shape(q, self.length, window)
-        self.line = bias_line(table, self.length, queries, window)
+        self.tile_shape = batch, heads, queries, keys = choose_tile_shape(q, self.length, self.window)
+        self.line = bias_line(table, self.length, queries, self.window)
         self.has_table = table.stride(0) > 0  # `cpu_kernel` gives rows with the stride 0 if there is none
         self.scale_line = None if score_scale is None else bias_line(score_scale, self.length, queries, None, 0.0)
-        self.negligible = negligible_bias(q, k, table, score_scale, scale)
+        self.negligible = negligible_bias(q, k, table, score_scale, self.scale)
         self.buffer = table.new_empty(batch * heads * queries * keys)
 
     def run(self) -> tuple[Tensor, Tensor]:
