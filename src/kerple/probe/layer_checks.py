@@ -109,36 +109,29 @@ def _read_texts(model: Any, config: Any, expected: list[Layer], relative: bool, 
     replaced, see `captured`.
     """
     length, max_positions = original_length(config), getattr(config, "max_position_embeddings", None) or 0
-    token, read = repeated_token(model), partial(_read, model, mixers)
+    read = partial(_read, model, mixers)
     windows = {w for layer in expected if (w := layer.window or layer.chunk) and w < max(max_positions, LONGEST)}
     short = min(SHORT, length or SHORT)
-    traces = [read(token, "a short text", [short])]
+    traces = [read("a short text", [short])]
     for w in sorted(windows) if relative else ():
         zeros = None if w + 3 <= LONGEST else _cache_of_zeros(traces[0], w - 1)
-        traces.append(read(token, f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
+        traces.append(read(f"a text longer than {w}", [w + 3 if zeros is None else 4], None, zeros))
     if relative and max_positions:
         scale = max((layer.rope.frequencies.factor for layer in expected if layer.rope), default=1.0)
         end = int(max_positions * scale) if max_positions == length else max_positions
         ids = torch.tensor(sorted({0, *(1 << k for k in range(40) if 1 << k < end), end - 1}))
-        traces.append(read(token, f"positions up to {end - 1}", [len(ids)], ids))
-    return [*traces, read(token, "decoding", [max(1, short // 2), *[1] * DECODED])]
+        traces.append(read(f"positions up to {end - 1}", [len(ids)], ids))
+    return [*traces, read("decoding", [max(1, short // 2), *[1] * DECODED])]
 
 
 def _read(
-    model: Any,
-    mixers: set[nn.Module],
-    token: int,
-    label: str,
-    sizes: list[int],
-    ids: Tensor | None = None,
-    cache: Any = None,
+    model: Any, mixers: set[nn.Module], label: str, sizes: list[int], ids: Tensor | None = None, cache: Any = None
 ) -> Trace:
     """Read a text that repeats a single token.
 
     Args:
         model: The model.
         mixers: Modules whose outputs are replaced, see `captured`.
-        token: Id of the token.
         label: Name of the text in messages.
         sizes: Number of tokens of each forward pass.
         ids: Positions of the tokens, (T,) int64; None for their indices in the input.
@@ -148,7 +141,7 @@ def _read(
     rows = torch.arange(first, first + sum(sizes))
     options: dict[str, Any] = {} if ids is None else {"position_ids": ids[None].to(model.device)}
     parts = sizes if len(sizes) > 1 or cache is not None else None
-    tokens, failure = torch.full((1, len(rows)), token, device=model.device), None
+    tokens, failure = torch.full((1, len(rows)), repeated_token(model), device=model.device), None
     with captured(model, mixers) as calls:
         try:
             read_logits(model, tokens, parts, cache, **options)
