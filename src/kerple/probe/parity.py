@@ -95,11 +95,10 @@ class Side:
                 from kerple.hf.modeling import cast_parameters  # imports transformers, which may not be installed
 
                 cast_parameters(source, self.dtype)
+            self.reading.check(source)  # before outputs are recorded, because it may run layers
         elif isinstance(source, nn.Module):  # the layers of a port are its first list of modules
             layers = next((module for module in source.modules() if isinstance(module, nn.ModuleList)), layers)
         rows = tokens[None]
-        if self.is_model:
-            self.reading.check(source)  # before outputs are recorded, because it may run layers
         with recorded_outputs(layers) as hidden, torch.inference_mode(), InFp64() if exact else nullcontext():
             logits = self.reading.logits(source, rows.to(source.device)) if self.is_model else source(rows)
         first = EXTRA if self.is_model and (self.reading.packed or self.reading.padding == "left") else 0
@@ -300,23 +299,21 @@ def read_outputs(path: str, name: str) -> Outputs:
     kinds = [key for key in ("log_probs", "target_log_probs", "top_log_probs") if key in arrays]
     valid = "tokens" in arrays and len(kinds) == 1 and ("top_ids" in arrays) == (kinds == ["top_log_probs"])
     require(valid, name, f"a file with {', '.join(sorted(arrays)) or 'no arrays'}", ARRAYS)
-    tokens = arrays["tokens"]
+    tokens, values, of_targets = arrays["tokens"], arrays[kinds[0]], kinds == ["target_log_probs"]
     valid = tokens.ndim == 1 and len(tokens) > 1 and np.issubdtype(tokens.dtype, np.integer) and tokens.min() >= 0
     given = f"tokens of shape {tokens.shape} and dtype {tokens.dtype}"
     require(valid, name, given, "at least two ids in one dimension")
-    values = arrays[kinds[0]]
-    values = values[:, None] if kinds == ["target_log_probs"] and values.ndim == 1 else values
-    rows = len(tokens) - (kinds == ["target_log_probs"])
-    given = f"{kinds[0]} of shape {arrays[kinds[0]].shape}"
+    given, rows = f"{kinds[0]} of shape {values.shape}", len(tokens) - of_targets
+    values = values[:, None] if of_targets and values.ndim == 1 else values
     valid = values.ndim == 2 and len(values) == rows and values.size > 0
     require(valid, name, given, f"{rows} rows, one for each position")
     finite = np.issubdtype(values.dtype, np.floating) and bool(np.isfinite(values).all())
     require(finite, name, f"{kinds[0]} that are not finite numbers", "finite log-probabilities; check them for NaN")
-    ids = tokens[1:, None] if kinds == ["target_log_probs"] else arrays.get("top_ids")
+    ids = tokens[1:, None] if of_targets else arrays.get("top_ids")
     valid = ids is None or (ids.shape == values.shape and np.issubdtype(ids.dtype, np.integer) and ids.min() >= 0)
     require(valid, name, "top_ids of another shape or dtype than top_log_probs", "one id for each log-probability")
-    tensors = (None if x is None else torch.from_numpy(x.astype(np.int64)) for x in (ids, tokens))
-    return Outputs(torch.from_numpy(values), next(tensors), None, next(tensors))
+    int64_ids = None if ids is None else torch.from_numpy(ids.astype(np.int64))
+    return Outputs(torch.from_numpy(values), int64_ids, tokens=torch.from_numpy(tokens.astype(np.int64)))
 
 
 def _log_probs(logits: Tensor, name: str, length: int) -> Tensor:
