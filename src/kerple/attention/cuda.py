@@ -167,14 +167,10 @@ def tiles(dim: int, table: bool) -> dict[str, Any]:
         forward, backward = ((128, 32, 4, 3), (32, 64, 4, 1)) if dim <= 64 else ((64, 32, 4, 3), (32, 64, 4, 2))
     else:
         forward, backward = ((128, 64, 4, 3), (64, 64, 4, 3)) if dim <= 64 else ((128, 64, 8, 3), (64, 64, 4, 2))
-    small, large, *rest = backward
-    forward_names = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-    backward_names = ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_stages")
     # ROWS_GUARANTEED_SAFE stays false: a window can hide all keys of a tile from a query that sees keys of other tiles
-    return {
-        **{f"fwd_{name}": size for name, size in zip(forward_names, forward, strict=True)},
-        **{f"bwd_{name}": size for name, size in zip(backward_names, (small, large, large, small, *rest), strict=True)},
-    }
+    options = dict(zip(("fwd_BLOCK_M", "fwd_BLOCK_N", "fwd_num_warps", "fwd_num_stages"), forward, strict=True))
+    options |= zip(("bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_num_warps", "bwd_num_stages"), backward, strict=True)
+    return options | {"bwd_BLOCK_M2": options["bwd_BLOCK_N1"], "bwd_BLOCK_N2": options["bwd_BLOCK_M1"]}
 
 
 def padded_length(length: int) -> int:
