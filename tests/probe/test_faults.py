@@ -253,6 +253,13 @@ def test_a_layer_with_a_text_that_the_model_cannot_read_is_not_measured(name, fa
     assert reason.endswith(f"{error.__name__}: out of range)")
 
 
+def test_a_layer_whose_values_are_0_agrees():
+    """As after an initialisation with 0: NaN would be read as different hidden states."""
+    model = build("llama")
+    model.model.layers[1].self_attn.v_proj.weight.data.zero_()
+    assert probe_model(model, model.config, invariances=False).outcome == "no faults found; 4 of 4 layers measured"
+
+
 def test_a_model_without_a_cache_is_measured_without_decoding():
     model = build("llama")
     model.register_forward_hook(lambda m, a, output: type(output)(logits=output.logits))

@@ -182,7 +182,7 @@ def _verdict(i: int, layer: Layer, traces: list[Trace], learned: bool) -> Verdic
     notes: list[str] = []
     for trace in traces:
         v = trace.vectors(i, "v")
-        v = v / v.abs().max()
+        v = v / v.abs().max().clamp(min=torch.finfo(v.dtype).tiny)  # all values of a new layer may be 0
         differences = _visibility_differences(i, layer, trace) + _score_differences(layer, trace.calls[i][0])
         if float((v - v[:, :1]).abs().max()) <= SAME:
             description, found, rotation = _compare_rotation(i, layer, trace)
