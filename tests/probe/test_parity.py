@@ -15,7 +15,7 @@ from kerple.base.errors import UserError
 from kerple.cli.main import main
 from kerple.hf import retrofit
 from kerple.positions import KerpleLog
-from kerple.probe.parity import InFp64, Outputs, Side, parity, read_outputs
+from kerple.probe.parity import InFp64, Outputs, Parity, Side, parity, read_outputs
 from kerple.probe.reading import Reading
 from tests.cli.tiny import complaint, fit
 from tests.hf.test_modeling import random_kerple
@@ -116,6 +116,13 @@ def test_an_exact_forward_pass_has_no_rounding_of_fp32():
     assert float((sides[0].log_probs - sides[1].log_probs).abs().max()) < 1e-12
     with InFp64():
         assert torch.ones(1, dtype=torch.float64).float().dtype == torch.float64
+
+
+def test_an_output_of_a_layer_without_rounding_is_written(tmp_path):
+    none = torch.zeros(3, dtype=torch.float64)
+    found = Parity(("A", "B"), none, none, None, None, layers=none[None] + 9, layer_band=none[None])
+    found.write(tmp_path)  # JSON has no infinite numbers
+    assert json.loads((tmp_path / "parity.json").read_text())["first_layer"] == 0
 
 
 def test_a_window_that_is_wrong_by_one_is_found_in_its_layer_and_at_its_first_position():

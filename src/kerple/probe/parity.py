@@ -157,7 +157,7 @@ class Parity:
         """The 99th percentile of difference / band over the positions of each layer. Above 1, the layer leaves it."""
         if self.layers is None or self.layer_band is None:
             return []
-        ratios = self.layers / self.layer_band.clamp(min=torch.finfo(torch.float64).tiny)
+        ratios = self.layers / self.layer_band.clamp(min=1e-100)  # a smaller number could give an infinite ratio
         return ratios.quantile(0.99, 1).tolist()
 
     @property
