@@ -1,4 +1,4 @@
-"""`python -m results.judge results`: test published claims on the committed results, and write two pages and a figure.
+"""`python -m results.judge results`: test published claims on the committed results, and write pages and a figure.
 
 CLAIMS.md has the verdict on each claim in each tier, a group of comparisons. A claim is
 
@@ -8,6 +8,7 @@ CLAIMS.md has the verdict on each claim in each tier, a group of comparisons. A 
 - *not tested* if results are missing.
 
 README.md is findings.md with numbers in place of its expressions. main/dilution.png is its figure.
+extend-by-training/answers.md has the answer to the question D4.
 """
 
 import math
@@ -22,16 +23,15 @@ from typing import Any
 import yaml
 from scipy import stats
 
-from results.judge import dilution, questions
+from results.judge import dilution, extension, questions
 from results.judge.evidence import Tier, Untested, flattest_heads
 from results.judge.figure import draw_dilution
-from results.judge.plan import missing_seeds, progress
+from results.judge.plan import progress
 from results.judge.statements import ALPHA, Part, chances, correlation, evaluate, parts, verdict, with_interval
 
 HERE = Path(__file__).parent
 TABLE = yaml.safe_load((HERE / "claims.yaml").read_text())
 VERDICTS = ("reproduced", "contradicted", "not resolved", "not tested")
-MISSING = re.compile(r"\{missing of (?P<name>[\w-]+)\}")
 SLOT = re.compile(r"\{(?P<tier>[\w-]+), (?P<shown>%|nats): (?P<expression>[^}]+)\}")
 
 
@@ -187,6 +187,7 @@ def findings_page(root: Path) -> str:
     """Return the content of README.md: findings.md, with the answers, and each number with its interval, filled in."""
     # the runs on RFCs are no tier of claims.yaml, because no claim is tested on them
     known = {**tiers(root), "main-rfc": Tier(root, "main-rfc", ["main-rfc"], 128, "on the corpus `rfc`")}
+    known[extension.COMPARISON], with_main = extension.tiers(root)
 
     def number(slot: re.Match[str]) -> str:
         estimate = evaluate(slot["expression"], known[slot["tier"]]).estimate
@@ -201,7 +202,8 @@ def findings_page(root: Path) -> str:
     text = text.replace("{flattest head}", f"{r} [{low}, {high}]")
     for question in dilution.QUESTIONS:
         text = text.replace(f"{{answer {question}}}", dilution.answer_to(root, question))
-    text = MISSING.sub(lambda slot: str(sum(map(len, missing_seeds(root, slot["name"]).values()))), text)
+    answer = extension.conclusion(extension.stage_answers(known[extension.COMPARISON], with_main))
+    text = text.replace("{answer D4}", f"{answer[0].upper()}{answer[1:]}.")
     for index, of in enumerate(questions.answers(known["main"]).values(), start=1):
         p = of.below if of.answer == "no" else of.adjusted
         text = text.replace(f"{{answer {index}}}", f"{of.answer.capitalize()}{f' (p = {p:.2g})' * bool(of.parts)}.")
@@ -209,7 +211,7 @@ def findings_page(root: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Write CLAIMS.md and README.md to a folder of results, and print CLAIMS.md. The default folder is ``results``.
+    """Write the pages and the figure to a folder of results, and print CLAIMS.md. The default folder is ``results``.
 
     Raises:
         ValueError: If the folder does not exist.
@@ -219,6 +221,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"results: got {root}, expected the folder of the comparisons' reports, such as results")
     (root / "CLAIMS.md").write_text(page := markdown(root))
     (root / "README.md").write_text(findings_page(root))
+    (root / extension.COMPARISON / "answers.md").write_text(extension.page(root))
     draw_dilution(tiers(root)["main"], root / "main/dilution.png")
     print(page)
 

@@ -120,16 +120,29 @@ def _nats(expression: str, tier: Any) -> str:
     return with_interval(found.mean, *found.interval())
 
 
-def answers(root: Path) -> str:
-    """Return the report of the records in a folder; one line with the missing runs if there are any."""
-    missing = {label: of for label, of in missing_seeds(root, COMPARISON).items() if of}
-    if missing:
-        planned = sum(map(len, seeds(COMPARISON).values()))
-        listed = "; ".join(f"{label} {str(of)[1:-1]}" for label, of in missing.items())
-        return f"D4 is not answered: {sum(map(len, missing.values()))} of {planned} runs are missing: {listed}"
+def missing(root: Path) -> str:
+    """Return one line that names the missing runs; empty if none is missing."""
+    of_label = {label: of for label, of in missing_seeds(root, COMPARISON).items() if of}
+    planned, number = (sum(map(len, of.values())) for of in (seeds(COMPARISON), of_label))
+    listed = "; ".join(f"{label} {str(of)[1:-1]}" for label, of in of_label.items())
+    return f"D4 is not answered: {number} of {planned} runs are missing: {listed}" if of_label else ""
+
+
+def tiers(root: Path) -> tuple[Tier, Tier]:
+    """Return the runs, and the runs with those of main, see `stage_answers`."""
     about = (128, "planned in results/PLAN-extension.md")
     of_parents = Tier(root, COMPARISON, [COMPARISON], *about, samples="parents")
-    return report(of_parents, Tier(root, COMPARISON, [COMPARISON, "main"], *about))
+    return of_parents, Tier(root, COMPARISON, [COMPARISON, "main"], *about)
+
+
+def answers(root: Path) -> str:
+    """Return the report of the records in a folder; one line with the missing runs if there are any."""
+    return missing(root) or report(*tiers(root))
+
+
+def page(root: Path) -> str:
+    """Return the content of extend-by-training/answers.md."""
+    return f"{(Path(__file__).with_name('extension.md')).read_text()}\n{answers(root)}\n"
 
 
 class SimulatedStages:

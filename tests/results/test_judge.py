@@ -11,7 +11,7 @@ from scipy import stats
 from kerple.compare.estimates import estimate
 from kerple.measure import results_table
 from kerple.measure.results_table import Row
-from results.judge import challenge, copying, interventions, plan
+from results.judge import challenge, copying, extension, interventions, plan
 from results.judge.__main__ import TABLE, deciding, findings_page, judge, judge_all, markdown, tiers
 from results.judge.evidence import Tier, angle
 from results.judge.statements import Number, Part, chances, evaluate, parts, verdict
@@ -131,7 +131,12 @@ def test_no_planned_result_is_read_before_all_runs_of_the_questions_are_finished
 
 COMMITTED = Path(__file__).parents[2] / "results"
 # .ci/run runs the slow tests of this file
-SLOW_PAGES = {"CLAIMS.md": markdown, "README.md": findings_page, "challenge/README.md": challenge.page}
+SLOW_PAGES = {
+    "CLAIMS.md": markdown,
+    "README.md": findings_page,
+    "challenge/README.md": challenge.page,
+    "extend-by-training/answers.md": extension.page,
+}
 PAGES = {"copying/README.md": copying.committed_page, "interventions/README.md": interventions.committed_page}
 
 
