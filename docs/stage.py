@@ -25,6 +25,7 @@ OTHER_PAGES = {  # pages outside docs/ that are not tables, and their paths in s
     "results/challenge/README.md": "results/challenge.md",
     "results/copying/README.md": "results/copying.md",
     "results/interventions/README.md": "results/interventions.md",
+    "results/extend-by-training/answers.md": "results/extend-by-training-answers.md",
     "benchmarks/gpu/README.md": "gpu-measurements.md",
 }
 REEXPORTS = ("data", "tasks")  # packages whose __init__.py imports names that their modules document
