@@ -63,10 +63,8 @@ def text_measures(network: Any, text: Text, parts: list[str], length: int | None
     longest = 2 * training_length if length is None else length
     valid = longest > training_length and longest % training_length == 0
     require(valid, "length", longest, f"2, 3, … times the training length, {training_length}")
-    half = max(training_length // 2, 1)
-    gap = GapCurve(
-        context=min(256, half), k=min(64, half)
-    )  # without a gap, these inputs are not longer than in training
+    half = max(training_length // 2, 1)  # without a gap, inputs are then not longer than in training
+    gap = GapCurve(context=min(256, half), k=min(64, half))
     sample: Any = {"blocks": blocks, "blocks_per_document": 1}
     perplexity = Extrapolation([training_length, longest], ["full", "per_position"], documents=True, **sample)
     measures: list[TextMeasure] = []
