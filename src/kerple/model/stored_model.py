@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import torch
@@ -123,20 +123,19 @@ def check_wrapped(network: Transformer, model: Mapping[str, Any]) -> None:
     Raises:
         UserError: If the two rotate differently, for example because RoPE has another base.
     """
+    wrapped = [each.position for each in network.positions if isinstance(each, Wrapper) and each.test_only]
+    if not wrapped:
+        return
     shape = replace(network.shape, layers=len(network.blocks))
     heads, tokens = torch.ones(1, shape.heads, 64, shape.head_dim), TokenPositions.arange(64)
-    for wrapper in network.positions:
-        if not (isinstance(wrapper, Wrapper) and wrapper.test_only):
-            continue
-        wrapped = wrapper.position
-        for trained in layer_strategies(build_strategy(model["position"], subclasses(Position)), shape, None):
-            same = type(trained) is type(wrapped)
-            if same:
-                pairs = (each.transform_qk(heads, heads, None, tokens) for each in (trained, wrapped))
-                same = all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*pairs, strict=True))
-            given = f"{network.name} of {type(wrapped).__name__}, which differs from the strategy of the trained model"
-            expected = f"model.position.position {model['position']}"
-            require(same, "model.position", given, expected)
+    trained = layer_strategies(build_strategy(model["position"], subclasses(Position)), shape, None)
+    for inner, own in product(wrapped, trained):
+        same = type(inner) is type(own)
+        if same:
+            pairs = (each.transform_qk(heads, heads, None, tokens) for each in (inner, own))
+            same = all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*pairs, strict=True))
+        given = f"{network.name} of {type(inner).__name__}, which differs from the strategy of the trained model"
+        require(same, "model.position", given, f"model.position.position {model['position']}")
 
 
 @dataclass(frozen=True)
