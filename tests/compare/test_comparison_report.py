@@ -118,6 +118,12 @@ def test_the_page_needs_no_other_file_and_describes_the_comparison(folder: Path)
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_the_page_says_that_strategies_have_different_numbers_of_seeds(runs: Runs, tmp_path: Path) -> None:
+    page, _ = report_texts([run for run in runs.configs if (run.strategy, run.seed) != ("RoPE", 1237)], tmp_path)
+    assert "3 strategies with 2 to 3 of the seeds 1235, 1236, 1237, trained at length 64" in page
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_the_page_has_curves_of_the_training_and_the_report_their_table(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, {"KerpleLog": CURVES["KerpleLog"]}, SEEDS[:2])
     for run, offset in zip(runs, (-0.5, 0.5), strict=True):
