@@ -206,11 +206,13 @@ def test_the_table_of_stages_has_changes_against_parent_and_control_gains_and_to
     assert list(table.body.index) == ["parent", "control", "long"]
     cells = {key: {name: cell.text for name, cell in row.items()} for key, row in table.body.T.items()}
     mean = 3.0 + 0.02 + 0.15 - 0.27  # of the parent at 64
-    tokens, short, against_parent, against_control, gain = table.body.columns
+    tokens, short, against_parent, against_window, against_control, gain = table.body.columns
     assert [cells[key][tokens] for key in cells] == ["128,000", "128,000 + 12,800", "128,000 + 25,600"]
     assert cells["long"][short].startswith(f"{100 * 0.012 / mean:+.2f} [")
     assert (table.body[short]["long"].bold, table.body[short]["control"].bold) == (True, False)  # 0.41% and 1.03%
     assert cells["long"][against_parent].startswith("-1.2000 [")
+    assert against_window == "loss at 128 minus parent with windowed64"
+    assert [cells[key][against_window][:7] for key in cells] == ["+0.5000", "+0.4000", "-0.7000"]
     assert cells["long"][against_control].startswith("-1.1000 [")
     assert gain == "gain beyond 64 at 128"
     assert against_control == "loss at 128 minus control"

@@ -52,20 +52,28 @@ def _table(
     alike = [label for label, length in lengths.items() if length == short]
     controls = [label for label in alike if pretrained or _same_position(stages[label], config)]
     full = f"{part} full".strip()
-    losses = runs.blocks[(runs.blocks["metric"] == "ppl") & (runs.blocks["protocol"] == full)]
-    of = dict(iter(losses.groupby(["strategy", "length"])))
-    if (parent, short) not in of:
+    losses = runs.blocks[runs.blocks["metric"] == "ppl"]
+    of = dict(iter(losses.groupby(["strategy", "protocol", "length"])))
+    if (parent, full, short) not in of:
         return None
-    longest = int(losses["length"].max())
-    estimates = {name: loss_differences(runs.blocks, *pair) for name, pair in _gain_protocols(runs, part).items()}
+    longest = int(losses["length"][losses["protocol"] == full].max())
+    protocols = _gain_protocols(runs, part)
+    estimates = {name: loss_differences(runs.blocks, *pair) for name, pair in protocols.items()}
     gains = {name: {cell: gain_cell(gain) for cell, gain in of_name.items()} for name, of_name in estimates.items()}
-    against = partial(_against, of, pretrained=parent if pretrained else None)
+    windows = [near for near, far in protocols.values() if far == full]
+    against = partial(_against, of, full, pretrained=parent if pretrained else None)
     rows = {}
     for label in (parent, *stages):
         rows[label] = {
             "training tokens": Cell(_tokens(runs, part, label, configs)),
             f"loss at {short}, % against {parent}": against(label, parent, short, relative=True),
             f"loss at {longest} minus {parent}": against(label, parent, longest),
+            **{
+                f"loss at {longest} minus {parent} with {near.removeprefix(part).strip()}": against(
+                    label, parent, longest, protocol=near
+                )
+                for near in windows
+            },
             **{f"loss at {longest} minus {c}": against(label, c, longest) for c in controls[:1]},
             **{f"{name} at {longest}": of_name.get((label, longest), NOTHING) for name, of_name in gains.items()},
         }
@@ -73,7 +81,9 @@ def _table(
         f"Losses in nats per token, {full}. Differences are computed for each seed. The bound at {short} is "
         f"+{BOUND:.1%}: it is bold if the upper end of its interval, or its value with one seed, is within the bound. "
         "Other differences are bold if the whole interval shows an improvement. "
-        "Distant text is the text before the last L inputs, where L is the training length of the row."
+        "Distant text is the text before the last L inputs, where L is the training length of the row. "
+        f"A parent that fails at {longest} tokens is a weak reference: a stage is useful if it is also better than the "
+        "parent with a window."
     )
     note += f" Control: {controls[0]}." if controls else " No stage has the strategy and length of the parent."
     return Table(f"Second stages of {parent}{part and f', {part}'}", pd.DataFrame.from_dict(rows, orient="index"), note)
@@ -98,27 +108,32 @@ def _gain_protocols(runs: Runs, part: str) -> dict[str, tuple[str, str]]:
 
 def _against(
     of: dict[Any, pd.DataFrame],
+    full: str,
     label: str,
     other: str,
     length: int | None,
+    protocol: str | None = None,
     pretrained: str | None = None,
     relative: bool = False,
 ) -> Cell:
     """Return the loss of a strategy minus that of another one at a length, over the seeds of the first one.
 
     Args:
-        of: Sums of losses by block, by strategy and length.
+        of: Sums of losses by block, by strategy, protocol and length.
+        full: The protocol of the losses.
         label: The strategy.
         other: The other strategy, which has the same seeds, or is pretrained.
         length: The length.
+        protocol: The protocol of the other strategy's loss; None for that of the strategy.
         pretrained: Label of the pretrained model, which has one seed; None if there is none.
         relative: Whether to divide the difference by the loss of the other strategy; the result is in percent.
     """
-    if label == other or (label, length) not in of or (other, length) not in of:
+    our_cell, their_cell = (label, full, length), (other, protocol or full, length)
+    if our_cell == their_cell or our_cell not in of or their_cell not in of:
         return NOTHING
-    seeds = sorted(set(of[label, length]["seed"]))
-    ours, theirs = by_block(of[label, length], seeds), by_block(of[other, length], seeds)
-    if other == pretrained and (one := by_block(of[other, length])) is not None:
+    seeds = sorted(set(of[our_cell]["seed"]))
+    ours, theirs = by_block(of[our_cell], seeds), by_block(of[their_cell], seeds)
+    if other == pretrained and (one := by_block(of[their_cell])) is not None:
         theirs = np.repeat(one[0], len(seeds), 0), np.repeat(one[1], len(seeds), 0)
     change = difference(ours, theirs, same_runs=True)
     if theirs is None or change is None:
