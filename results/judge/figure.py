@@ -13,8 +13,8 @@ from kerple.compare.figures import plain, styles_of
 from results.judge.evidence import Tier, flattest_heads
 from results.judge.statements import correlation, evaluate
 
-# RoPE, whose loss lies outside the axes, and KERPLE-power, whose curves are those of FoX, are left out
 STRATEGIES = ("KerpleLog", "ALiBi", "FoX", "RNoPE-SWA", "RNoPE-SWA temperature", "LearnedRelativeBias")
+NOTE = "bands: 95% intervals, left of the difference from 4×; not shown: RoPE (above the axes), KERPLE-power (like FoX)"
 TIMES = (4, 8, 16)
 CONFIG = Path(__file__).parents[2] / "configs/compare/main.yaml"
 
@@ -49,13 +49,15 @@ def draw_dilution(tier: Tier, path: Path) -> None:
         axes.set_xticks([1, *TIMES] if len(ticks) == 4 else TIMES, ticks)
         axes.minorticks_off()
     own.set(
-        title="loss with the model's own distant text", xlabel="length, in training lengths", ylabel="nats per token"
+        title="loss with the target's own distant text",
+        xlabel="length / training length; none: no distant text",
+        ylabel="nats per token",
     )
-    disturbance.set(title="rise of the loss by foreign text", xlabel="length, in training lengths", ylim=(0, None))
+    disturbance.set(title="rise of the loss by foreign text", xlabel="length / training length", ylim=(0, None))
     for axes in (own, disturbance, head):
         axes.title.set_fontsize(10)
         plain(axes)
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9, handlelength=3.2)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9, handlelength=3.2, title=NOTE)
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
