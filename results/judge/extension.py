@@ -35,6 +35,7 @@ COLUMNS = {
     "minus RoPE 512": "own:{0}[2048] / own:RoPE 512[2048]",
     "gain": "windowed:{0}[2048] / {0}[2048]",
     "loss at 128 minus parent": "{0}[128] / parent[128]",
+    "loss at 2,048 minus parent with a window": "{0}[2048] / windowed:parent[2048]",  # found afterwards, no endpoint
 }
 Question = dict[str, float]
 """Statements, each with its effect of interest in nats, see `results.judge.questions`."""
