@@ -49,8 +49,9 @@ def reasons_to_refuse(entry: Path, challenge: Comparison, recipe: dict[int, Plan
         if labels != {entry.name} or entry.name in challenge.strategies:
             expected = "one strategy with the name of the folder, which no strategy of main has"
             return [f"runs of {', '.join(sorted(labels)) or 'no strategy'}, expected {expected}"]
-        if sorted(run.seed for run in runs) != sorted(recipe):
-            return [f"seeds {', '.join(str(run.seed) for run in runs)}, expected {', '.join(map(str, sorted(recipe)))}"]
+        planned, found = (", ".join(map(str, sorted(seeds))) for seeds in (recipe, [run.seed for run in runs]))
+        if found not in (planned, str(min(recipe))):
+            return [f"seeds {found}, expected {planned}, or {min(recipe)} alone"]
         if not re.fullmatch(NAME, entry.name):
             return ["a name with other characters than letters, digits, single spaces and ._+-"]
         if parts := {run.part for run in runs} - {""}:
@@ -79,27 +80,37 @@ def _reasons(run: FinishedRun, entry: Path, planned: PlannedRun) -> Iterator[str
 
 
 def standings(tier: Tier) -> str:
-    """Return the table of all strategies of a tier, by the sum of their ranks in own loss and gain at 16×."""
-    strategies = sorted(set(tier.runs.results["strategy"]))
+    """Return the table of all strategies of a tier, by the sum of their ranks in own loss and gain at 16×.
+
+    Strategies with one seed come last and have no rank, because a difference of one seed may be chance.
+    """
     length = 16 * tier.trained
-    losses = {name: [tier.losses(name, far, length).of_seed for far in FAR] for name in strategies}
+    losses = {
+        name: [tier.losses(name, far, length).of_seed for far in FAR]
+        for name in sorted(set(tier.runs.results["strategy"]))
+    }
     own = {name: float(of[0].mean()) for name, of in losses.items()}
     gain = {name: float((of[1] - of[0]).mean()) for name, of in losses.items()}
-    by_own = sorted(strategies, key=lambda name: own[name])
-    by_gain = sorted(strategies, key=lambda name: -gain[name])
-    ranks = {name: (by_own.index(name) + 1, by_gain.index(name) + 1) for name in strategies}
-    order = sorted(strategies, key=lambda name: (sum(ranks[name]), own[name]))
+    ranked = [name for name, of in losses.items() if len(of[0]) > 1]
+    by_own = sorted(ranked, key=lambda name: own[name])
+    by_gain = sorted(ranked, key=lambda name: -gain[name])
+    order = sorted(ranked, key=lambda name: (by_own.index(name) + by_gain.index(name), own[name]))
     lines = [
         "| place | strategy | seeds | own loss (rank) | gain (rank) | own loss, difference | gain, difference |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for place, name in enumerate(order, start=1):
-        cells = [f"{own[name]:.3f} ({ranks[name][0]})", f"{gain[name]:+.3f} ({ranks[name][1]})".replace("-", "−")]
+    for name in (*order, *sorted(losses.keys() - ranked, key=lambda name: own[name])):
+        place, cells = "–", [f"{own[name]:.3f}", f"{gain[name]:+.3f}".replace("-", "−")]
+        if name in ranked:
+            place = str(order.index(name) + 1)
+            cells = [f"{cell} ({by.index(name) + 1})" for cell, by in zip(cells, (by_own, by_gain), strict=True)]
         mine, theirs = f"own:{name}[16x]", f"own:{REFERENCE}[16x]"
         gains = f"none:{name}[16x] / {mine} * {theirs} / none:{REFERENCE}[16x]"
         for expression in (f"{mine} / {theirs}", gains):
             found = evaluate(expression, tier).estimate
-            cells.append("–" if name == REFERENCE else with_interval(found.mean, *found.interval()))
+            one_seed = f"{found.mean:+.3f} (one seed)".replace("-", "−")
+            difference = with_interval(found.mean, *found.interval()) if name in ranked else one_seed
+            cells.append("–" if name == REFERENCE else difference)
         lines.append(f"| {place} | {name} | {len(losses[name][0])} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -118,6 +129,7 @@ def page(root: Path) -> str:
     lines = "\n".join(f"- {name}: {'; '.join(found)}" for name, found in refused.items())
     return PAGE.read_text().format(
         seeds=", ".join(map(str, challenge.seeds)),
+        first=min(challenge.seeds),
         standings=standings(tier),
         refused=f"Refused:\n\n{lines}\n" if refused else "",
     )
