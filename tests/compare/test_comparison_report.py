@@ -117,10 +117,21 @@ def test_the_page_needs_no_other_file_and_describes_the_comparison(folder: Path)
     assert "mean correlation of 1.00, over 3 pairs" in page
 
 
-@pytest.mark.usefixtures("without_figures")
-def test_the_page_says_that_strategies_have_different_numbers_of_seeds(runs: Runs, tmp_path: Path) -> None:
-    page, _ = report_texts([run for run in runs.configs if (run.strategy, run.seed) != ("RoPE", 1237)], tmp_path)
-    assert "3 strategies with 2 to 3 of the seeds 1235, 1236, 1237, trained at length 64" in page
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ("A1 A2 B1 B2", "× seeds 1, 2"),
+        ("A1 B1", "× seed 1"),
+        ("A1 A2 A3 B1 B2", "with 2 to 3 of the seeds 1, 2, 3"),
+        ("A1 A2 B3 B4", "with 2 of the seeds 1, 2, 3, 4"),
+        ("A1 A2 pA1 pA2 B1 B2 pB1", "with 1 to 2 of the seeds 1, 2"),
+    ],
+)
+def test_the_page_says_how_many_seeds_a_strategy_has_in_a_part(runs: str, expected: str) -> None:
+    found = [FinishedRun(run[-2], int(run[-1]), Path(run), part=run[:-2]) for run in runs.split()]
+    empty = pd.DataFrame()
+    runs_with_seeds = Runs(empty, empty, empty, configs={run: {} for run in found})
+    assert report.Report("x", "A", runs_with_seeds, empty, [], []).seeds == expected
 
 
 @pytest.mark.usefixtures("without_figures")

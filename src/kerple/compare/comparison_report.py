@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -158,6 +159,17 @@ class Report:
         main.append(tables.cost_table(self.runs.costs))
         details += analyses({name: of for name, of in self.runs.analyses.items() if name not in DRAWN_ANALYSES})
         return [table for table in main if table], [table for table in details if table]
+
+    @property
+    def seeds(self) -> str:
+        """The seeds, and how many of them a strategy has in a part: "× seeds 1, 2" if each has all of them."""
+        seeds = sorted({run.seed for run in self.runs.configs})
+        numbers = Counter((run.part, run.strategy) for run in self.runs.configs).values()
+        listed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        fewest, most = min(numbers), max(numbers)
+        if fewest == len(seeds):
+            return f"× {listed}"
+        return f"with {fewest if fewest == most else f'{fewest} to {most}'} of the {listed}"
 
     def findings(self) -> Iterator[str]:
         """Sentences on the main results, and on the number of seeds that an effect needs."""
