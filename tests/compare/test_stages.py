@@ -220,6 +220,23 @@ def test_the_table_of_stages_has_changes_against_parent_and_control_gains_and_to
     assert [cells[key][gain][:7] for key in cells] == ["-0.5000", "-0.2000", "+0.1000"]
 
 
+def test_only_a_window_of_the_parent_below_the_longest_length_is_a_reference() -> None:
+    runs, parent = stage_runs(), "loss at 128 minus parent"
+    stages = runs.blocks["strategy"] != "parent"
+
+    def references(protocol: pd.Series) -> tuple[list[str], bool]:
+        (table,) = stage_tables(replace(runs, blocks=runs.blocks.assign(protocol=protocol)))
+        return [name for name in table.body.columns if name.startswith(parent)], "with a window" in table.note
+
+    names = runs.blocks["protocol"]
+    assert references(names) == ([parent, f"{parent} with windowed64"], True)
+    of_stages = names.where(~stages | (names == "full"), "windowed96")  # each has the window of its training length
+    assert references(of_stages) == ([parent, f"{parent} with windowed64"], True)
+    only_stages = names.where(stages | (names == "full"), "other")
+    assert references(only_stages) == ([parent], False)
+    assert references(names.replace("windowed64", "windowed128")) == ([parent], False)  # equal to full
+
+
 def test_a_stage_is_not_compared_with_a_control_that_lacks_its_seeds() -> None:
     (table,) = stage_tables(stage_runs(missing=(("control", 2), ("control", 3))))
     assert table.body["loss at 128 minus control"]["long"] == NOTHING

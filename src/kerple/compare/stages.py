@@ -60,31 +60,31 @@ def _table(
     protocols = _gain_protocols(runs, part)
     estimates = {name: loss_differences(runs.blocks, *pair) for name, pair in protocols.items()}
     gains = {name: {cell: gain_cell(gain) for cell, gain in of_name.items()} for name, of_name in estimates.items()}
-    windows = [near for near, far in protocols.values() if far == full]
-    against = partial(_against, of, full, pretrained=parent if pretrained else None)
+    others = {parent: (parent, full)}
+    others |= {
+        f"{parent} with {near.removeprefix(part).strip()}": (parent, near)
+        for name, (near, far) in protocols.items()
+        if far == full and (parent, longest) in estimates[name]  # not of windows that only stages have
+    }
+    others |= {control: (control, full) for control in controls[:1]}
+    against = partial(_against, of, pretrained=parent if pretrained else None)
     rows = {}
     for label in (parent, *stages):
+        ours = (label, full)
         rows[label] = {
             "training tokens": Cell(_tokens(runs, part, label, configs)),
-            f"loss at {short}, % against {parent}": against(label, parent, short, relative=True),
-            f"loss at {longest} minus {parent}": against(label, parent, longest),
-            **{
-                f"loss at {longest} minus {parent} with {near.removeprefix(part).strip()}": against(
-                    label, parent, longest, protocol=near
-                )
-                for near in windows
-            },
-            **{f"loss at {longest} minus {c}": against(label, c, longest) for c in controls[:1]},
+            f"loss at {short}, % against {parent}": against(ours, (parent, full), short, relative=True),
+            **{f"loss at {longest} minus {name}": against(ours, other, longest) for name, other in others.items()},
             **{f"{name} at {longest}": of_name.get((label, longest), NOTHING) for name, of_name in gains.items()},
         }
     note = (
         f"Losses in nats per token, {full}. Differences are computed for each seed. The bound at {short} is "
         f"+{BOUND:.1%}: it is bold if the upper end of its interval, or its value with one seed, is within the bound. "
         "Other differences are bold if the whole interval shows an improvement. "
-        "Distant text is the text before the last L inputs, where L is the training length of the row. "
-        f"A parent that fails at {longest} tokens is a weak reference: a stage is useful if it is also better than the "
-        "parent with a window."
+        "Distant text is the text before the last L inputs, where L is the training length of the row."
     )
+    if any(protocol != full for _, protocol in others.values()):
+        note += f" If {parent} fails at {longest} tokens, it is a stronger reference with a window."
     note += f" Control: {controls[0]}." if controls else " No stage has the strategy and length of the parent."
     return Table(f"Second stages of {parent}{part and f', {part}'}", pd.DataFrame.from_dict(rows, orient="index"), note)
 
@@ -99,7 +99,7 @@ def _gain_protocols(runs: Runs, part: str) -> dict[str, tuple[str, str]]:
     names = [name for name in runs.blocks["protocol"].unique() if name.rpartition(" ")[0] == part]
     gains = dict[str, tuple[str, str]]()
     for name in names:
-        if "windowed" in name:
+        if name.split()[-1].startswith("windowed"):
             gains[f"gain beyond {name.rpartition('windowed')[2]}"] = (name, f"{part} full".strip())
         if "far_own" in name:
             gains["far gain"] = (name.replace("far_own", "far_none"), name)
@@ -108,11 +108,9 @@ def _gain_protocols(runs: Runs, part: str) -> dict[str, tuple[str, str]]:
 
 def _against(
     of: dict[Any, pd.DataFrame],
-    full: str,
-    label: str,
-    other: str,
+    one: tuple[str, str],
+    other: tuple[str, str],
     length: int | None,
-    protocol: str | None = None,
     pretrained: str | None = None,
     relative: bool = False,
 ) -> Cell:
@@ -120,21 +118,18 @@ def _against(
 
     Args:
         of: Sums of losses by block, by strategy, protocol and length.
-        full: The protocol of the losses.
-        label: The strategy.
-        other: The other strategy, which has the same seeds, or is pretrained.
+        one: The strategy and its protocol.
+        other: The other strategy and its protocol. It has the same seeds, or is pretrained.
         length: The length.
-        protocol: The protocol of the other strategy's loss; None for that of the strategy.
         pretrained: Label of the pretrained model, which has one seed; None if there is none.
         relative: Whether to divide the difference by the loss of the other strategy; the result is in percent.
     """
-    our_cell, their_cell = (label, full, length), (other, protocol or full, length)
-    if our_cell == their_cell or our_cell not in of or their_cell not in of:
+    if one == other or (*one, length) not in of or (*other, length) not in of:
         return NOTHING
-    seeds = sorted(set(of[our_cell]["seed"]))
-    ours, theirs = by_block(of[our_cell], seeds), by_block(of[their_cell], seeds)
-    if other == pretrained and (one := by_block(of[their_cell])) is not None:
-        theirs = np.repeat(one[0], len(seeds), 0), np.repeat(one[1], len(seeds), 0)
+    seeds = sorted(set(of[*one, length]["seed"]))
+    ours, theirs = by_block(of[*one, length], seeds), by_block(of[*other, length], seeds)
+    if other[0] == pretrained and (alone := by_block(of[*other, length])) is not None:
+        theirs = np.repeat(alone[0], len(seeds), 0), np.repeat(alone[1], len(seeds), 0)
     change = difference(ours, theirs, same_runs=True)
     if theirs is None or change is None:
         return NOTHING
