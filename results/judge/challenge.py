@@ -49,9 +49,8 @@ def reasons_to_refuse(entry: Path, challenge: Comparison, recipe: dict[int, Plan
         if labels != {entry.name} or entry.name in challenge.strategies:
             expected = "one strategy with the name of the folder, which no strategy of main has"
             return [f"runs of {', '.join(sorted(labels)) or 'no strategy'}, expected {expected}"]
-        planned, found = (", ".join(map(str, sorted(seeds))) for seeds in (recipe, [run.seed for run in runs]))
-        if found not in (planned, str(min(recipe))):
-            return [f"seeds {found}, expected {planned}, or {min(recipe)} alone"]
+        if (seeds := sorted(run.seed for run in runs)) not in (planned := sorted(recipe), planned[:1]):
+            return [f"seeds {str(seeds)[1:-1]}, expected {str(planned)[1:-1]}, or {planned[0]} alone"]
         if not re.fullmatch(NAME, entry.name):
             return ["a name with other characters than letters, digits, single spaces and ._+-"]
         if parts := {run.part for run in runs} - {""}:
@@ -92,26 +91,24 @@ def standings(tier: Tier) -> str:
     own = {name: float(of[0].mean()) for name, of in losses.items()}
     gain = {name: float((of[1] - of[0]).mean()) for name, of in losses.items()}
     ranked = [name for name, of in losses.items() if len(of[0]) > 1]
-    by_own = sorted(ranked, key=lambda name: own[name])
-    by_gain = sorted(ranked, key=lambda name: -gain[name])
-    order = sorted(ranked, key=lambda name: (by_own.index(name) + by_gain.index(name), own[name]))
+    by_own, by_gain = sorted(ranked, key=lambda name: own[name]), sorted(ranked, key=lambda name: -gain[name])
+    ranks = {name: (by_own.index(name) + 1, by_gain.index(name) + 1) for name in ranked}
+    order = sorted(ranked, key=lambda name: (sum(ranks[name]), own[name]))
+    places = {name: str(place) for place, name in enumerate(order, start=1)}
+    unranked = sorted((name for name in losses if name not in ranks), key=lambda name: own[name])
     lines = [
         "| place | strategy | seeds | own loss (rank) | gain (rank) | own loss, difference | gain, difference |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name in (*order, *sorted(losses.keys() - ranked, key=lambda name: own[name])):
-        place, cells = "–", [f"{own[name]:.3f}", f"{gain[name]:+.3f}".replace("-", "−")]
-        if name in ranked:
-            place = str(order.index(name) + 1)
-            cells = [f"{cell} ({by.index(name) + 1})" for cell, by in zip(cells, (by_own, by_gain), strict=True)]
+    for name in (*order, *unranked):
+        of_own, of_gain = [f" ({rank})" for rank in ranks.get(name, ())] or ["", ""]
+        cells = [f"{own[name]:.3f}{of_own}", f"{gain[name]:+.3f}{of_gain}".replace("-", "−")]
         mine, theirs = f"own:{name}[16x]", f"own:{REFERENCE}[16x]"
         gains = f"none:{name}[16x] / {mine} * {theirs} / none:{REFERENCE}[16x]"
         for expression in (f"{mine} / {theirs}", gains):
             found = evaluate(expression, tier).estimate
-            one_seed = f"{found.mean:+.3f} (one seed)".replace("-", "−")
-            difference = with_interval(found.mean, *found.interval()) if name in ranked else one_seed
-            cells.append("–" if name == REFERENCE else difference)
-        lines.append(f"| {place} | {name} | {len(losses[name][0])} | {' | '.join(cells)} |")
+            cells.append("–" if name == REFERENCE else with_interval(found.mean, *found.interval()))
+        lines.append(f"| {places.get(name, '–')} | {name} | {len(losses[name][0])} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

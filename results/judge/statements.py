@@ -10,6 +10,7 @@ import pandas as pd
 from scipy import stats
 
 from kerple.compare.estimates import Estimate, Sums, estimate, over_seeds
+from kerple.compare.tables import format_estimate
 from results.judge.evidence import FRACTIONS, MEASURES, Tier, Untested, Value, angle, length_in_tier
 
 ALPHA = 0.05
@@ -168,8 +169,8 @@ def evaluate(expression: str, tier: Tier, n: int | str = "") -> Number:
 
 
 def with_interval(mean: float, low: float, high: float) -> str:
-    """Format a difference of losses in nats and the ends of its interval, with minus signs in place of hyphens."""
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]".replace("-", "−")
+    """Format a difference of losses in nats and the ends of its interval, or "one seed", with minus signs."""
+    return format_estimate("+.3f", mean, low, high).replace("-", "−")
 
 
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
