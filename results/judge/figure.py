@@ -14,7 +14,9 @@ from results.judge.evidence import Tier, flattest_heads
 from results.judge.statements import correlation, evaluate
 
 STRATEGIES = ("KerpleLog", "ALiBi", "FoX", "RNoPE-SWA", "RNoPE-SWA temperature", "LearnedRelativeBias")
-NOTE = "bands: 95% intervals, left of the difference from 4×; not shown: RoPE (above the axes), KERPLE-power (like FoX)"
+NOTE = (
+    "bands: 95% intervals (left panel: of the difference from 4×); not shown: RoPE (too high), KERPLE-power (like FoX)"
+)
 TIMES = (4, 8, 16)
 CONFIG = Path(__file__).parents[2] / "configs/compare/main.yaml"
 
