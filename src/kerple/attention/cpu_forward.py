@@ -22,7 +22,7 @@ from kerple.attention.cpu_backward import (
     negligible_bias,
     slices,
 )
-from kerple.attention.spec import AttentionSpec
+from kerple.attention.spec import AttentionSpec, merge
 
 QUERIES_AT_ONCE = 128
 MAX_SPREAD = 32  # largest difference of biases in a block of queries; at half of it, fp32 numbers have steps of 1e-6
@@ -131,10 +131,7 @@ def attend_key_bias(
             mask = mask.masked_fill_(hidden, -math.inf)[..., keys]
             if keys.start < keys.stop:
                 far, far_lse = kernel(block_q, k[:, :, keys], v[:, :, keys], 0.0, False, attn_mask=mask, scale=scale)
-                far_lse = far_lse + later[..., 0]
-                fraction = torch.sigmoid(far_lse - block_lse)[..., None]  # probability of the earlier keys
-                block_out = torch.lerp(block_out.to(shift.dtype), far.to(shift.dtype), fraction)
-                block_lse = torch.logaddexp(block_lse, far_lse)
+                block_out, block_lse = merge(block_out, block_lse, far, far_lse + later[..., 0])
         out[:, :, block], lse[:, :, block] = block_out, block_lse
     return out, lse
 

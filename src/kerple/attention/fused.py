@@ -11,7 +11,14 @@ from torch import Tensor
 from kerple.attention.cpu import table_attention
 from kerple.attention.cpu_backward import key_bias_terms
 from kerple.attention.query_block_attention import attend_blocks
-from kerple.attention.spec import AttentionSpec, query_blocks, repeat_for_query_heads, sink_of_queries, visible_keys
+from kerple.attention.spec import (
+    AttentionSpec,
+    merge,
+    query_blocks,
+    repeat_for_query_heads,
+    sink_of_queries,
+    visible_keys,
+)
 from kerple.positions.fp32_matmul import precise, product
 
 NEAR_QUERIES = 64  # largest number of queries in a block of explicit attention to near keys
@@ -102,9 +109,8 @@ def attend_halves(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, spec: Attenti
     (near_q, far_q), (near_k, far_k) = q.chunk(2, -1), k.chunk(2, -1)
     near, near_lse = kernel(near_q, near_k, v, replace(spec, window=spec.neighbor_window))
     far, far_lse = attend_far(kernel, far_q, far_k, v, spec, spec.neighbor_window)
-    fraction = torch.sigmoid(far_lse - near_lse)[..., None]  # probability of all far keys, (B, H, Tq, 1)
-    out = torch.lerp(near.to(fraction.dtype), far.to(fraction.dtype), fraction)
-    return out.to(near.dtype), torch.logaddexp(near_lse, far_lse)
+    out, lse = merge(near, near_lse, far, far_lse)
+    return out.to(near.dtype), lse
 
 
 def cpu_kernel(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
