@@ -174,7 +174,8 @@ def test_a_cluster_with_another_python_is_one_line_with_both_versions(monkeypatc
 
 
 COMMAND = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes with SIGINT ignored
 from tests.compare.conftest import use_fake_runs
 use_fake_runs(setattr, processes=True)
 from kerple.compare import engines
