@@ -22,13 +22,25 @@ from kerple.hf.position_limit import longest_input
 from kerple.hf.translation_from_transformers import read_family
 from kerple.hf.windowed_attention import decoder
 from kerple.model.stored_model import build_transformer
-from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, Shape, SSMax, strategies
+from kerple.positions import (
+    Combined,
+    KerpleLog,
+    LayerPattern,
+    NoPE,
+    RoPE,
+    SelfExtend,
+    Shape,
+    SSMax,
+    strategies,
+)
 from kerple.probe.invariances import measure_invariances
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, our_network, small, text, tiny
 from tests.probe.models import build
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
 
+OWN_ROPE: Any = {"position": partial(RoPE, base=1000.0)}  # that of tiny("llama")
+OPTIONS = {"ReRoPE": OWN_ROPE, "SelfExtend": OWN_ROPE}
 NEEDS_MORE = {"FoX", "PaTH", "LearnedRelativeBias", "OutputGate", "Abacus", "Coupled", "Learned", "Sinusoidal"}
 PADDING = 5
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -108,9 +120,22 @@ def test_a_strategy_reads_more_tokens_than_the_models_table_has_rows(family: str
 @pytest.mark.parametrize("name", slow(sorted(strategies().keys() - NEEDS_MORE), {"RoPE"}))
 @torch.no_grad()
 def test_every_strategy_of_queries_keys_and_positions_is_that_of_our_network(name: str) -> None:
-    tokens, model = text(2, 40), disturbed(retrofit(tiny("llama"), name))
+    tokens, model = text(2, 40), disturbed(retrofit(tiny("llama"), name, **OPTIONS.get(name, {})))
     torch.testing.assert_close(model(tokens).logits, our_network(model)(tokens), rtol=1e-4, atol=1e-5)
     assert_cached_and_padded_are_equal(model, tokens)
+
+
+@torch.no_grad()
+def test_a_strategy_for_tests_around_another_rope_than_that_of_the_model_is_refused() -> None:
+    model = tiny("llama")
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
+    message = r"strategy: got SelfExtend of another RoPE than that of layer 0, .* position=partial\(RoPE, base=500\.0, "
+    for options in ({}, {"position": partial(RoPE, base=400.0)}):
+        with pytest.raises(UserError, match=message):
+            retrofit(model, SelfExtend, **options)
+    retrofit(model, SelfExtend, position=partial(RoPE, base=500.0), neighbor_window=8)
+    gpt2 = retrofit(tiny("gpt2"), SelfExtend)  # without RoPE
+    assert gpt2.base_model.kerple.name == "SelfExtend"
 
 
 @pytest.mark.parametrize("name", sorted(NEEDS_MORE))
@@ -140,7 +165,7 @@ def test_positions_with_gaps_are_kept_in_the_cache_and_reordered_and_cropped(lla
 
 @pytest.mark.parametrize("name", slow(sorted(strategies().keys() - NEEDS_MORE), {"KerpleLog"}))
 def test_the_loss_and_gradients_of_packed_documents_are_those_of_separate_inputs(name: str) -> None:
-    model, tokens, lengths = disturbed(retrofit(tiny("llama"), name)), text(2, 40), [17, 1, 22]
+    model, tokens, lengths = disturbed(retrofit(tiny("llama"), name, **OPTIONS.get(name, {}))), text(2, 40), [17, 1, 22]
     ids = torch.cat([torch.arange(n) for n in lengths]).expand(2, -1)
     separate = torch.cat([model(part, use_cache=False).logits for part in tokens.split(lengths, 1)], 1)
     for use_cache in (True, False):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kerple.base.errors import UserError
 from kerple.positions import strategies
-from tests.hf.test_retrofit import NEEDS_MORE
+from tests.hf.test_retrofit import NEEDS_MORE, OPTIONS
 from tests.hf.tiny import arguments, hf, text, tiny
 
 from kerple.hf import from_pretrained, retrofit  # isort: skip  # needs transformers, which tests.hf.tiny looks for
@@ -57,7 +57,7 @@ def test_checkpointing_and_compilation_change_no_gradient(strategy: str) -> None
 
 @pytest.mark.parametrize("strategy", sorted(strategies().keys() - NEEDS_MORE))
 def test_reentrant_checkpointing_is_an_error_of_one_line_or_changes_no_gradient(strategy: str) -> None:
-    model = retrofit(tiny("llama"), strategy).train()
+    model = retrofit(tiny("llama"), strategy, **OPTIONS.get(strategy, {})).train()
     model.enable_input_require_grads()
     expected = trained(model)
     model.gradient_checkpointing_enable({"use_reentrant": True})

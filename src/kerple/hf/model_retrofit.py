@@ -26,6 +26,7 @@ from kerple.hf.layer_strategies import (
 )
 from kerple.hf.position_limit import config_length, learned_positions, takes_positions
 from kerple.hf.retrofit_config import describe_strategy, saved_as_retrofit
+from kerple.hf.rope import require_own_rope
 from kerple.hf.windowed_attention import attention_replaced, decoder, layer_kinds
 from kerple.model.transformer import layer_strategies
 from kerple.positions import Position, Shape, StrategyBuilder, strategies
@@ -129,6 +130,8 @@ def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBu
         expected = "a strategy of queries, keys and positions, which attention functions of transformers receive"
         require(not any(position.uses(hook) for position in positions), "strategy", given, expected)
     positions = positions if len(positions) == 1 else [positions[i] for i in layers]
+    for i, position in zip(layers, positions if len(positions) > 1 else positions * len(layers), strict=True):
+        require_own_rope(config, i, position, shape)
     base.kerple = LayerStrategies(positions, shape, layers, entry["keep_rope"]).to(input_device(model))
 
 

@@ -8,8 +8,10 @@ import torch
 
 from kerple.base.errors import UserError, require
 from kerple.hf.windowed_attention import layer_kinds
-from kerple.positions import RoPE, Shape
+from kerple.positions import Position, RoPE, Shape
 from kerple.positions.rotary_scaling import AnyScaling, Scaling
+from kerple.positions.token_positions import TokenPositions
+from kerple.positions.wrapper import Wrapper
 
 STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 STRATEGIES |= {"llama3": "RoPE (llama3)"}
@@ -120,6 +122,33 @@ def read_rope(rope: Mapping[str, Any], partial: bool, length: int) -> dict[str, 
         options["beta_fast"] = slow  # the published formula has one step, at low_freq_factor
     options |= {"original_length": length} if scaling == "dynamic_ntk" else {}
     return None if fast < slow and scaling == "yarn" else options
+
+
+def require_own_rope(config: Any, i: int, position: Position, shape: Shape) -> None:
+    """Check that a strategy that is only for tests, such as `SelfExtend`, wraps the RoPE of a layer.
+
+    Nothing is checked if the layer has no RoPE, or one that `kerple.positions.RoPE` cannot have.
+
+    Args:
+        config: Configuration of the text model, a `transformers.PreTrainedConfig`.
+        i: Index of the layer.
+        position: The strategy of the layer.
+        shape: Sizes of the model.
+
+    Raises:
+        UserError: If the two rotate differently, for example because RoPE has another base.
+    """
+    if not isinstance(position, Wrapper) or not position.test_only:
+        return
+    rope = layer_rope(config, i, layer_kinds(config)[i])
+    if not rope or (options := read_rope(rope, True, shape.length)) is None:
+        return
+    heads, tokens = torch.ones(1, shape.heads, 64, shape.head_dim), TokenPositions.arange(64)
+    pairs = (each.transform_qk(heads, heads, None, tokens) for each in (position.position, RoPE(shape, **options)))
+    same = all(torch.allclose(given, own, atol=1e-4) for given, own in zip(*pairs, strict=True))
+    given = f"{type(position).__name__} of another RoPE than that of layer {i}"
+    listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    require(same, "strategy", given, f"the same RoPE: position=partial(RoPE, {listed})")
 
 
 def scaled(
