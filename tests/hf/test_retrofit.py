@@ -22,17 +22,7 @@ from kerple.hf.position_limit import longest_input
 from kerple.hf.translation_from_transformers import read_family
 from kerple.hf.windowed_attention import decoder
 from kerple.model.stored_model import build_transformer
-from kerple.positions import (
-    Combined,
-    KerpleLog,
-    LayerPattern,
-    NoPE,
-    RoPE,
-    SelfExtend,
-    Shape,
-    SSMax,
-    strategies,
-)
+from kerple.positions import Combined, KerpleLog, LayerPattern, NoPE, RoPE, SelfExtend, Shape, SSMax, strategies
 from kerple.probe.invariances import measure_invariances
 from tests.hf.tiny import CONFIGS, LENGTH, VOCABULARY, configuration, hf, our_network, small, text, tiny
 from tests.probe.models import build

@@ -129,9 +129,9 @@ def add_strategies(model: Any, entry: dict[str, Any], strategy: str | StrategyBu
         given = f"{type(positions[0]).__name__}, which needs {needs}"
         expected = "a strategy of queries, keys and positions, which attention functions of transformers receive"
         require(not any(position.uses(hook) for position in positions), "strategy", given, expected)
+    for i in layers:
+        require_own_rope(config, i, positions[i if len(positions) > 1 else 0], shape)
     positions = positions if len(positions) == 1 else [positions[i] for i in layers]
-    for i, position in zip(layers, positions if len(positions) > 1 else positions * len(layers), strict=True):
-        require_own_rope(config, i, position, shape)
     base.kerple = LayerStrategies(positions, shape, layers, entry["keep_rope"]).to(input_device(model))
 
 

@@ -10,8 +10,7 @@ from kerple.base.errors import UserError, require
 from kerple.hf.windowed_attention import layer_kinds
 from kerple.positions import Position, RoPE, Shape
 from kerple.positions.rotary_scaling import AnyScaling, Scaling
-from kerple.positions.token_positions import TokenPositions
-from kerple.positions.wrapper import Wrapper
+from kerple.positions.wrapper import Wrapper, rotate_alike
 
 STRATEGIES = {"none": "RoPE", "pi": "PI", "ntk": "NTK", "dynamic_ntk": "DynamicNTK", "yarn": "YaRN"}
 STRATEGIES |= {"llama3": "RoPE (llama3)"}
@@ -143,9 +142,7 @@ def require_own_rope(config: Any, i: int, position: Position, shape: Shape) -> N
     rope = layer_rope(config, i, layer_kinds(config)[i])
     if not rope or (options := read_rope(rope, True, shape.length)) is None:
         return
-    heads, tokens = torch.ones(1, shape.heads, 64, shape.head_dim), TokenPositions.arange(64)
-    pairs = (each.transform_qk(heads, heads, None, tokens) for each in (position.position, RoPE(shape, **options)))
-    same = all(torch.allclose(given, own, atol=1e-4) for given, own in zip(*pairs, strict=True))
+    same = rotate_alike(position.position, RoPE(shape, **options), shape)
     given = f"{type(position).__name__} of another RoPE than that of layer {i}"
     listed = ", ".join(f"{name}={value!r}" for name, value in options.items())
     require(same, "strategy", given, f"the same RoPE: position=partial(RoPE, {listed})")

@@ -16,8 +16,8 @@ from kerple.config.options import subclasses
 from kerple.config.untrusted_checkpoints import Classes, load, not_a_checkpoint
 from kerple.model.architecture import Architecture
 from kerple.model.transformer import Transformer, layer_strategies
-from kerple.positions import Position, Shape, StrategyBuilder, TokenPositions
-from kerple.positions.wrapper import Resampled, Wrapper
+from kerple.positions import Position, Shape, StrategyBuilder
+from kerple.positions.wrapper import Resampled, Wrapper, rotate_alike
 
 Weights = dict[str, Tensor]
 VOCABULARY_ROWS = ("embedding.weight", "head.weight")
@@ -127,13 +127,9 @@ def check_wrapped(network: Transformer, model: Mapping[str, Any]) -> None:
     if not wrapped:
         return
     shape = replace(network.shape, layers=len(network.blocks))
-    heads, tokens = torch.ones(1, shape.heads, 64, shape.head_dim), TokenPositions.arange(64)
     trained = layer_strategies(build_strategy(model["position"], subclasses(Position)), shape, None)
     for inner, own in product(wrapped, trained):
-        same = type(inner) is type(own)
-        if same:
-            pairs = (each.transform_qk(heads, heads, None, tokens) for each in (inner, own))
-            same = all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*pairs, strict=True))
+        same = type(inner) is type(own) and rotate_alike(inner, own, shape)
         given = f"{network.name} of {type(inner).__name__}, which differs from the strategy of the trained model"
         require(same, "model.position", given, f"model.position.position {model['position']}")
 

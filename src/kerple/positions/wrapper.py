@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kerple.positions.base import FLAGS, HOOKS, Position
+from kerple.positions.base import FLAGS, HOOKS, Position, Shape
+from kerple.positions.token_positions import TokenPositions
 
 
 class Wrapper(Position):
@@ -30,6 +31,13 @@ class Wrapper(Position):
 
     def uses(self, hook: str) -> bool:
         return getattr(type(self), hook) is not getattr(Wrapper, hook) or self.position.uses(hook)
+
+
+def rotate_alike(one: Position, other: Position, shape: Shape) -> bool:
+    """Return whether two strategies give the same queries and keys at 64 positions. ``shape``: sizes of the model."""
+    heads, tokens = torch.ones(1, shape.heads, 64, shape.head_dim), TokenPositions.arange(64)
+    pairs = (each.transform_qk(heads, heads, None, tokens) for each in (one, other))
+    return all(torch.allclose(ours, theirs, atol=1e-4) for ours, theirs in zip(*pairs, strict=True))
 
 
 def _forward_to_wrapped(hook: str) -> Callable[..., Any]:
