@@ -375,7 +375,7 @@ def dape_inputs(position: positions.DAPE, q: Tensor, k: Tensor, b: int, m: int, 
 
 @pytest.mark.parametrize(("window", "over"), [(None, "KerpleLog"), (1, "KerpleLog"), (6, "ALiBi")])
 def test_dape_is_a_loop_over_pairs(window: int | None, over: str, monkeypatch) -> None:
-    monkeypatch.setattr(positions.pair_network, "HIDDEN_AT_ONCE", 60)  # several pieces of pairs
+    monkeypatch.setattr(positions.pair_network, "HIDDEN_AT_ONCE", 60)  # several pieces
     position = positions.DAPE(SHAPE, positions.strategies()[over], hidden=5).double()
     inputs_of = cache(partial(dape_inputs, position))
 
@@ -393,7 +393,8 @@ def test_dape_in_fp64_adds_a_bias_without_parameters() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 6])
-def test_dape_v2_is_two_convolutions_over_seen_keys(window: int | None) -> None:
+def test_dape_v2_is_two_convolutions_over_seen_keys(window: int | None, monkeypatch) -> None:
+    monkeypatch.setattr(positions.pair_network, "HIDDEN_AT_ONCE", 60)  # several pieces
     position = positions.DAPEv2(SHAPE, hidden=5).double()
     w1 = position.into.weight.unflatten(-1, (3, 2 * HEADS))  # (hidden, taps, 2H)
     w2 = position.out.weight.unflatten(-1, (3, 5))  # (H, taps, hidden)
@@ -411,10 +412,16 @@ def test_dape_v2_is_two_convolutions_over_seen_keys(window: int | None) -> None:
     compare_with_loops(position, score, window)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_the_operators_of_dapes_network_keep_torch_s_contract(shared: bool) -> None:
-    """The operators have 3 sequences, 2 heads, 23 pairs and 5 hidden units; a batch may share b."""
-    sizes = [(3, 2, 23), (2, 23) if shared else (3, 2, 23), (5, 4), (5,), (2, 5)]
-    inputs = [torch.randn(size, requires_grad=True) for size in sizes]
-    opcheck(torch.ops.kerple.pair_network.default, tuple(inputs))
-    opcheck(torch.ops.kerple.pair_network_backward.default, (torch.randn(3, 2, 23), *(x.detach() for x in inputs)))
+@pytest.mark.parametrize(("taps", "shared"), [(1, True), (1, False), (3, True), (3, False)])
+def test_the_operators_of_dapes_network_keep_torch_s_contract(taps: int, shared: bool) -> None:
+    """The operators have 3 sequences, 2 heads, 4 queries of 6 keys and 5 hidden units; a batch may share b."""
+    seen = torch.ones(4, 6, dtype=torch.bool).tril(2)
+    seen = seen if shared else seen.expand(3, 1, 4, 6)
+    b = (2, 4, 6) if shared else (3, 2, 4, 6)
+    s, b, *weights = (
+        torch.randn(size, requires_grad=True)
+        for size in [(3, 2, 4, 6), b, (5, 2 * taps), (5, 2 * taps), (5,), (2 * taps, 5)]
+    )
+    opcheck(torch.ops.kerple.pair_network.default, (s, b, seen, *weights))
+    detached = [x.detach() for x in (s, b, seen, *weights)]
+    opcheck(torch.ops.kerple.pair_network_backward.default, (torch.randn(3, 2, 4, 6), *detached))

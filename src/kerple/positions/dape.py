@@ -2,10 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kerple.positions.base import Position, Shape, StrategyBuilder, is_distance_bias
-from kerple.positions.fp32_matmul import product
 from kerple.positions.kerple import KerpleLog
 from kerple.positions.pair_network import pair_network
 from kerple.positions.token_positions import QueryKeyBlock
@@ -54,8 +52,12 @@ class DAPE(Position):
 
         ``s`` are the scores (B, H, Tq, Tk), and ``b`` the biases (H, Tq, Tk) or (B, H, Tq, Tk).
         """
-        network = self.into.weight, self.into.bias, self.out.weight
-        return pair_network(s.flatten(-2), b.flatten(-2), *network).unflatten(-1, s.shape[-2:])
+        if self.taps > 1:
+            s, b = (x.masked_fill(~block.seen, 0) for x in (s, b))
+        w1_s, w1_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
+        # of key n + 1, n and n - 1 for the result of key n
+        w2 = self.out.weight.unflatten(-1, (self.taps, -1)).flip(1).movedim(1, 0)  # (taps, H, hidden)
+        return pair_network(s, b, block.seen, w1_s.flatten(1), w1_b.flatten(1), self.into.bias, w2.flatten(0, 1))
 
 
 class DAPEv2(DAPE):
@@ -79,20 +81,3 @@ class DAPEv2(DAPE):
     """
 
     taps = 3
-
-    def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
-        s_weight, b_weight = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
-        # separate convolutions of s and b, because the result for b is usually equal for the whole batch
-        hidden = self._layer(s_weight, s, block) + self._layer(b_weight, b, block) + self.into.bias[:, None, None]
-        hidden = F.leaky_relu(hidden, inplace=True)  # (B, hidden, Tq, Tk)
-        return self._layer(self.out.weight.unflatten(-1, (self.taps, -1)), hidden, block)
-
-    def _layer(self, weight: Tensor, x: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Apply a convolution over three keys, weight (n, 3, c), to the c channels of x (…, c, Tq, Tk).
-
-        The result is (…, n, Tq, Tk).
-        """
-        x = F.pad(x.masked_fill(~block.seen, 0), (1, 1))  # (…, c, Tq, Tk + 2)
-        keys = block.seen.shape[-1]
-        neighbours = torch.cat([x[..., i : i + keys] for i in range(3)], -3)  # (…, 3c, Tq, Tk): key n - 1, n, n + 1
-        return product(weight.flatten(1), neighbours.flatten(-2)).unflatten(-1, block.seen.shape[-2:])
