@@ -12,6 +12,7 @@ from kerple.attention.fused import attend_fused, attend_sdpa, cpu_kernel, gpu_ke
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec
+from kerple.base.bf16_instructions import bf16_instructions
 from kerple.base.errors import require
 from kerple.positions.fp32_matmul import refuse_tangents
 from kerple.positions.token_positions import readable
@@ -36,9 +37,10 @@ def attend(
     queries belong to the last Tq keys: to all keys in training, and to the newest keys in generation with a cache.
 
     Scores, softmax and the gradient of the table are fp32 (fp64 for fp64 input). No implementation rounds q·k to bf16
-    before the softmax. Under autocast, q, k and v are cast to its dtype, except fp64. On CUDA, gradients may differ in
-    the last bit between runs if torch's ``sdpa`` is used, or if functions of the strategy gather or scatter values. All
-    other gradients are deterministic.
+    before the softmax. Under autocast, q, k and v are cast to its dtype, except fp64. A CPU without bf16 instructions
+    computes all products of bf16 in fp32, which is faster there. On CUDA, gradients may differ in the last bit between
+    runs if torch's ``sdpa`` is used, or if functions of the strategy gather or scatter values. All other gradients are
+    deterministic.
 
     Args:
         q: Queries (B, H, Tq, δ), Tq <= Tk, with any strides. With `AttentionSpec.neighbor_window` the last dimension
@@ -63,7 +65,8 @@ def attend(
     dtype, score_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, spec = normalise(q, k, spec, score_dtype)
     backend = select_backend(q, k, v, spec, option)
-    if backend == "reference" or (backend != "sdpa" and k.shape[2] <= FEW_KEYS):
+    emulated = device == "cpu" and dtype == torch.bfloat16 and not bf16_instructions()
+    if emulated or backend == "reference" or (backend != "sdpa" and k.shape[2] <= FEW_KEYS):
         q, k, v = (x.to(score_dtype) for x in (q, k, v))
     return BACKENDS[backend](q, k, v, spec).to(dtype)
 

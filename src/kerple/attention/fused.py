@@ -36,7 +36,8 @@ def attend_sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         k, v = repeat_for_query_heads(q, k, v)
     causal, grouped = q.shape[2] > 1, k.shape[1] < q.shape[1]
     values = pad_to_width(v, q.shape[3])
-    out = F.scaled_dot_product_attention(q, k, values, is_causal=causal, scale=spec.scale_of(q), enable_gqa=grouped)
+    with torch.autocast(q.device.type, enabled=False):  # `attend` has cast all arguments; fp32 would become bf16 again
+        out = F.scaled_dot_product_attention(q, k, values, is_causal=causal, scale=spec.scale_of(q), enable_gqa=grouped)
     return out[..., : v.shape[3]]
 
 

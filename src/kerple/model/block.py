@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from kerple.model.architecture import ACTIVATIONS, Architecture
 from kerple.model.cache import LayerCache
+from kerple.model.linear import Linear
 from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape
 
@@ -15,10 +16,10 @@ class GatedMLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int, bias: bool, activation: nn.Module) -> None:
         super().__init__()
-        self.gate = nn.Linear(dim, hidden, bias)
-        self.up = nn.Linear(dim, hidden, bias)
+        self.gate = Linear(dim, hidden, bias)
+        self.up = Linear(dim, hidden, bias)
         self.activation = activation
-        self.down = nn.Linear(hidden, dim, bias)
+        self.down = Linear(hidden, dim, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the feed-forward network, (B, T, D) -> (B, T, D)."""
@@ -44,7 +45,7 @@ class Block(nn.Module):
         if architecture.gated:
             self.mlp = GatedMLP(dim, hidden, bias, activation)
         else:
-            self.mlp = nn.Sequential(nn.Linear(dim, hidden, bias), activation, nn.Linear(hidden, dim, bias))
+            self.mlp = nn.Sequential(Linear(dim, hidden, bias), activation, Linear(hidden, dim, bias))
         self.attention_out_norm = architecture.make_block_norm(dim, "post")
         self.mlp_out_norm = architecture.make_block_norm(dim, "post")
         self.parallel = architecture.parallel

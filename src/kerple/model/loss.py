@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kerple.base.errors import require
+from kerple.model.linear import linear
 from kerple.positions.fp32_matmul import precise
 
 
@@ -63,7 +64,7 @@ def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | N
         targets: Token ids (N,) int64.
         cap: Cap of the logits; None for no cap.
     """
-    return logit_losses(cap_logits(precise(F.linear(features, weight)), cap), targets)
+    return logit_losses(cap_logits(precise(linear(features, weight)), cap), targets)
 
 
 def target_losses(

@@ -19,6 +19,7 @@ from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
 from kerple.model.first_token_scores import FirstTokens, check_distances, is_separable
+from kerple.model.linear import Linear
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 
@@ -96,8 +97,8 @@ class SelfAttention(nn.Module):
         bias, qkv_bias, eps = architecture.bias, architecture.qkv_bias, architecture.eps
         self.heads, self.head_dim = heads, head_dim
         self.widths = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
-        self.qkv = nn.Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
-        self.out = nn.Linear(heads * head_dim, shape.dim, bias)
+        self.qkv = Linear(shape.dim, sum(self.widths), bias if qkv_bias is None else qkv_bias)
+        self.out = Linear(heads * head_dim, shape.dim, bias)
         sizes = self.widths[:2] if architecture.qk_norm == "all" else [head_dim, head_dim]
         self.q_norm, self.k_norm = (nn.RMSNorm(n, eps) if architecture.qk_norm else nn.Identity() for n in sizes)
 

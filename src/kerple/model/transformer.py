@@ -18,6 +18,7 @@ from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_token_scores import new_layer_cache
 from kerple.model.generation import generate
+from kerple.model.linear import Linear
 from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import (
     HasEmbedding,
@@ -83,7 +84,7 @@ class Transformer(
         self.embedding_norm = architecture.make_norm(shape.dim) if architecture.embedding_norm else nn.Identity()
         self.blocks = cast("Modules[Block]", nn.ModuleList(Block(shape, architecture) for _ in range(layers)))
         self.norm = architecture.make_norm(shape.dim)
-        self.head = nn.Linear(shape.dim, vocabulary, bias=False)
+        self.head = Linear(shape.dim, vocabulary, bias=False)
         self.run_block, self.row_losses = run_block, row_losses  # `compile` replaces these functions
         self.checkpoint_activations = False
         """Whether training stores only the input of each block, and the backward pass computes the block again.

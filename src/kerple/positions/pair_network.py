@@ -96,7 +96,7 @@ def _hidden(s: Tensor, b: Tensor, w1_s: Tensor, w1_b: Tensor, b1: Tensor) -> Ten
 
 def _zero_unseen(hidden: Tensor, seen: Tensor, taps: int) -> Tensor:
     """Set the hidden units (B, hidden, n) of unseen keys to 0, in place, if neighbours read them."""
-    return hidden if taps == 1 else hidden.masked_fill_(~seen.flatten(-2), 0)
+    return hidden if taps == 1 else hidden.mul_(seen.flatten(-2).to(hidden.dtype))  # faster than masked_fill_
 
 
 def _neighbours(x: Tensor, taps: int) -> Tensor:
