@@ -196,6 +196,10 @@ def test_the_estimated_time_is_flops_divided_by_the_speed_of_a_matrix_product(mo
     monkeypatch.setattr(comparison_duration, "choose_precision", lambda accelerator: ("32-true", "the device has none"))
     assert seconds([on_cuda], 1) == pytest.approx(of_a_run / 1000 + start)
     assert seconds([config | {"trainer": config["trainer"] | {"max_steps": -1}}], 1) is None
+    monkeypatch.setattr(comparison_duration, "_speed", lambda dtype, device: {torch.float32: 1e9}[dtype])
+    monkeypatch.setattr(comparison_duration, "emulated", lambda precision, accelerator: precision == "bf16-mixed")
+    in_bf16 = config | {"trainer": config["trainer"] | {"precision": "bf16-mixed"}}
+    assert seconds([in_bf16], 1) == pytest.approx(of_a_run + start)  # emulated products are computed in fp32
 
 
 def test_the_estimate_counts_the_remaining_steps(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kerple.attention import dispatch
+from kerple.base import bf16_instructions
 from kerple.model import Transformer, linear
-from kerple.positions import Shape, strategies
+from kerple.model.cost import memory
+from kerple.positions import NoPE, Shape, strategies
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu")
 
@@ -16,11 +17,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attentio
 def instructions(monkeypatch):
     """Simulates a CPU with these bf16 instructions, or without any."""
 
-    def build(name: str) -> None:
-        for module in (linear, dispatch):
-            monkeypatch.setattr(module, "bf16_instructions", lambda: name)
-
-    return build
+    return lambda name: monkeypatch.setattr(bf16_instructions, "bf16_instructions", lambda: name)
 
 
 class ProductsOfBf16(TorchDispatchMode):
@@ -48,6 +45,16 @@ def test_training_in_bf16_multiplies_bf16_only_if_the_processor_can(instructions
         counts.append(products.count)
     assert counts[0] == 0 < counts[1]
     torch.testing.assert_close(*losses, rtol=0.01, atol=0.01)
+
+
+def test_the_memory_of_a_step_on_a_gpu_does_not_depend_on_the_processor(instructions) -> None:
+    sizes = []
+    for name in ("", "AMX"):
+        instructions(name)
+        with torch.device("meta"):
+            network = Transformer(Shape(32, 2, 20), 2, 50, NoPE)
+        sizes.append(memory(network, 2, 20, torch.bfloat16))
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("autocast", [True, False])

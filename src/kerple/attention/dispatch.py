@@ -12,7 +12,7 @@ from kerple.attention.fused import attend_fused, attend_sdpa, cpu_kernel, gpu_ke
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec
-from kerple.base.bf16_instructions import bf16_instructions
+from kerple.base.bf16_instructions import emulates_bf16
 from kerple.base.errors import require
 from kerple.positions.fp32_matmul import refuse_tangents
 from kerple.positions.token_positions import readable
@@ -65,7 +65,7 @@ def attend(
     dtype, score_dtype = q.dtype, torch.promote_types(q.dtype, torch.float32)
     q, k, spec = normalise(q, k, spec, score_dtype)
     backend = select_backend(q, k, v, spec, option)
-    emulated = device == "cpu" and dtype == torch.bfloat16 and not bf16_instructions()
+    emulated = dtype == torch.bfloat16 and emulates_bf16(q)
     if emulated or backend == "reference" or (backend != "sdpa" and k.shape[2] <= FEW_KEYS):
         q, k, v = (x.to(score_dtype) for x in (q, k, v))
     return BACKENDS[backend](q, k, v, spec).to(dtype)

@@ -1,8 +1,10 @@
-"""`bf16_instructions`: whether this processor multiplies bf16 in hardware."""
+"""`bf16_instructions` and `emulates_bf16`: whether this processor multiplies bf16 in hardware."""
 
 import os
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 INSTRUCTIONS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16", "bf16": "ARM BF16", "sve_bf16": "SVE BF16"}
 # environment variable that limits the instructions of oneDNN, which multiplies matrices on the CPU
@@ -26,3 +28,11 @@ def bf16_instructions() -> str:
 
 # sets the mark that torch.compiler.assume_constant_result sets, without its slow import of the compiler
 bf16_instructions._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def emulates_bf16(x: Tensor) -> bool:
+    """Return whether a tensor is on a CPU without bf16 instructions.
+
+    A fake tensor is on no processor: `kerple.model.cost.memory` simulates a GPU with fake tensors.
+    """
+    return x.device.type == "cpu" and not isinstance(x, FakeTensor) and not bf16_instructions()

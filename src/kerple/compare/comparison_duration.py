@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kerple.config.auto_precision import choose_precision
+from kerple.config.auto_precision import choose_precision, emulated
 from kerple.model.cost import flops
 from kerple.training.fit_options import accumulated_batches, build_model
 
@@ -34,7 +34,8 @@ def training_seconds(configs: list[dict[str, Any]], parallel: int) -> float | No
         options = config["model"] | {"length": data["length"], "vocabulary": data["vocabulary"], "position": "NoPE"}
         tokens = trainer["max_steps"] * accumulated_batches(trainer) * data["batch_size"] * data["length"]
         accelerator = trainer["accelerator"]
-        bf16 = "bf16" in str(trainer["precision"]).replace("auto", choose_precision(accelerator)[0])
+        precision = str(trainer["precision"]).replace("auto", choose_precision(accelerator)[0])
+        bf16 = "bf16" in precision and not emulated(precision, accelerator)  # emulated products are computed in fp32
         on_cuda = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         speed = EFFICIENCY * _speed(torch.bfloat16 if bf16 else torch.float32, "cuda" if on_cuda else "cpu")
         seconds += tokens * _training_flops(json.dumps(options)) / speed

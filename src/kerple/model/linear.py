@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kerple.base.bf16_instructions import bf16_instructions
+from kerple.base.bf16_instructions import emulates_bf16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rounded = x.dtype == weight.dtype == torch.bfloat16
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
         rounded = torch.float64 not in (x.dtype, weight.dtype)
-    if x.device.type != "cpu" or not rounded or bf16_instructions():
+    if not rounded or not emulates_bf16(x):
         return F.linear(x, weight, bias)
     with torch.autocast("cpu", enabled=False):
         bias = None if bias is None else bias.bfloat16().float()
