@@ -12,7 +12,7 @@ from kerple.attention.fused import attend_fused, attend_sdpa, cpu_kernel, gpu_ke
 from kerple.attention.query_block_attention import attend_blocks
 from kerple.attention.reference import attend_reference
 from kerple.attention.spec import UNMODIFIED, AttentionSpec
-from kerple.base.bf16_instructions import emulates_bf16
+from kerple.base.bf16 import emulates_bf16
 from kerple.base.errors import require
 from kerple.positions.fp32_matmul import refuse_tangents
 from kerple.positions.token_positions import readable

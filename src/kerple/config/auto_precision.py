@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from kerple.base.bf16_instructions import bf16_instructions
+from kerple.base.bf16 import bf16_instructions
 
 FAST, SAFE = "bf16-mixed", "32-true"
 AMPERE = (8, 0)  # the first CUDA compute capability whose tensor cores multiply bf16
@@ -15,10 +15,10 @@ def choose_precision(accelerator: Any = "auto") -> tuple[str, str]:
     """Choose the precision for a device. Return it and the reason in a few words.
 
     With several CUDA devices, the device with the lowest compute capability decides. On a CPU, bf16 is chosen only if
-    the processor has bf16 instructions. Without these instructions, bf16 is emulated (`kerple.model.linear`). Training
+    the processor has bf16 instructions. Without these instructions, bf16 is emulated (`kerple.base.bf16`). Training
     steps of the demo were timed on two occasions; the logs were not kept. On an AMD Zen 4 with AVX512-BF16, a step in
     bf16 took 0.54 to 0.63 times as long as in fp32. On an Intel processor with AVX-512 but no bf16 instructions, it
-    took 1.1 to 1.4 times as long.
+    took 1.1 to 1.4 times as long, also with instructions limited to AVX2.
 
     Args:
         accelerator: Value of ``trainer.accelerator``. With ``auto``, ``gpu`` and ``cuda``, CUDA devices are used if

@@ -4,9 +4,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from kerple.base.bf16 import Linear
 from kerple.model.architecture import ACTIVATIONS, Architecture
 from kerple.model.cache import LayerCache
-from kerple.model.linear import Linear
 from kerple.model.self_attention import PositionContext, SelfAttention
 from kerple.positions import Position, Shape
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kerple.base.bf16 import linear
 from kerple.base.errors import require
-from kerple.model.linear import linear
 from kerple.positions.fp32_matmul import precise
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from kerple.attention import AttentionOption, AttentionSpec, attend
 from kerple.attention.reference import attention_probabilities
 from kerple.attention.spec import repeat_for_query_heads
+from kerple.base.bf16 import Linear
 from kerple.base.errors import UserError, require
 from kerple.model.architecture import Architecture
 from kerple.model.cache import LayerCache
 from kerple.model.first_token_scores import FirstTokens, check_distances, is_separable
-from kerple.model.linear import Linear
 from kerple.positions import Position, Shape, TokenPositions
 from kerple.positions.visibility import EVERYTHING, Visibility
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kerple.base.bf16 import Linear
 from kerple.base.errors import UserError, require
 from kerple.base.temporary_value import temporary_value
 from kerple.model.architecture import Architecture
@@ -18,7 +19,6 @@ from kerple.model.block import Block
 from kerple.model.cache import Cache, LayerCache
 from kerple.model.first_token_scores import new_layer_cache
 from kerple.model.generation import generate
-from kerple.model.linear import Linear
 from kerple.model.loss import cap_logits, row_losses, target_losses
 from kerple.model.network import (
     HasEmbedding,

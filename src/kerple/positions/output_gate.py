@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from kerple.base.bf16 import linear
 from kerple.positions.base import Position, Shape
 
 
@@ -33,5 +33,5 @@ class OutputGate(Position):
         self.gate_weight = nn.Parameter(torch.zeros(gates, shape.dim, dtype=torch.float32))
 
     def transform_output(self, out: Tensor, x: Tensor) -> Tensor:
-        gate = F.linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, H·δ or H)
+        gate = linear(x, self.gate_weight.to(x.dtype)).sigmoid()  # (B, T, H·δ or H)
         return out * gate.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(out.dtype)

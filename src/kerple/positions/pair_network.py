@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from kerple.positions.fp32_matmul import full_precision
 
-HIDDEN_AT_ONCE = 2**18  # largest number of activations (B, hidden, n) of a piece on a CPU; they fit the cache
+HIDDEN_AT_ONCE = 2**18  # activations (B, hidden, n) of a piece of several queries on a CPU at most; they fit the cache
 HIDDEN_AT_ONCE_ON_GPU = 2**26  # larger than on a CPU, because each piece costs several kernel launches
 SLOPE = 0.01  # slope of LeakyReLU for negative numbers
 

@@ -107,9 +107,10 @@ def error_in_bf16(subject: Subject, length: int) -> None:
 
     The error is the distance from the output in fp64, relative to its norm. Fused attention is torch's kernel without
     the strategy. Scores have a standard deviation of 3. Rounding them to bf16 would increase the error by a factor of
-    two to four. Rounding normalised probabilities to bf16, as attention in blocks of queries does, increases it by a
-    quarter. `add_to_output` also increases it by a quarter. The bf16 and fp64 outputs of the strategy start from the
-    same rounded results of `transform_qk`, because every implementation of attention rounds these.
+    two to four. Rounding normalised probabilities to bf16, as attention in blocks of queries does on processors that
+    multiply bf16, increases it by a quarter. `add_to_output` also increases it by a quarter. The bf16 and fp64 outputs
+    of the strategy start from the same rounded results of `transform_qk`, because every implementation of attention
+    rounds these.
     """
     ids = torch.zeros(2, length, dtype=torch.int64)
     random = torch.Generator().manual_seed(0)

@@ -5,23 +5,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kerple.base import bf16_instructions
-from kerple.model import Transformer, linear
+from kerple.base import bf16
+from kerple.model import Transformer
 from kerple.model.cost import memory
 from kerple.positions import NoPE, Shape, strategies
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu")
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", FLASH, f"{FLASH}_backward")
 
 
 @pytest.fixture
 def instructions(monkeypatch):
     """Simulates a CPU with these bf16 instructions, or without any."""
 
-    return lambda name: monkeypatch.setattr(bf16_instructions, "bf16_instructions", lambda: name)
+    return lambda name: monkeypatch.setattr(bf16, "bf16_instructions", lambda: name)
 
 
 class ProductsOfBf16(TorchDispatchMode):
-    """Counts the products of bf16 factors, including those of operators of this project."""
+    """Counts the products of bf16 factors, and the operators of this project with bf16 arguments."""
 
     count = 0
 
@@ -32,7 +33,7 @@ class ProductsOfBf16(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["NoPE", "KerpleLog", "FoX", "SelfExtend", "CoPE", "Sink"])
+@pytest.mark.parametrize("name", ["NoPE", "KerpleLog", "FoX", "SelfExtend", "CoPE", "OutputGate"])
 def test_training_in_bf16_multiplies_bf16_only_if_the_processor_can(instructions, name: str) -> None:
     network = Transformer(Shape(32, 2, 20), 2, 50, strategies()[name], gated=True, bias=True)
     counts, losses = [], []
@@ -64,7 +65,7 @@ def test_linear_layers_round_factors_and_results_and_add_in_fp32(instructions, a
     x, weight, bias = (torch.randn(size).to(dtype).requires_grad_() for size in [(3, 7, 200), (5, 200), (5,)])
     grad = torch.randn(3, 7, 5).bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        result = linear.linear(x, weight, bias)
+        result = bf16.linear(x, weight, bias)
     a, w, b = (v.detach().bfloat16().double() for v in (x, weight, bias))
     g = grad.double()
     expected = [a @ w.T + b, g @ w, torch.einsum("btn,btd->nd", g, a), g.sum((0, 1))]
@@ -78,7 +79,7 @@ def test_linear_layers_round_factors_and_results_and_add_in_fp32(instructions, a
 
 def test_linear_layers_in_fp32_and_fp64_are_those_of_torch(instructions) -> None:
     instructions("")
-    layer = linear.Linear(4, 3)
+    layer = bf16.Linear(4, 3)
     x = torch.randn(2, 4)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     with torch.autocast("cpu", torch.bfloat16):
