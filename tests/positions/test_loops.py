@@ -392,6 +392,13 @@ def test_dape_in_fp64_adds_a_bias_without_parameters() -> None:
     assert network(torch.arange(16)[None]).dtype == torch.float64
 
 
+@pytest.mark.parametrize("name", ["DAPE", "DAPEv2"])
+def test_dape_with_fp32_parameters_corrects_fp64_scores(name: str) -> None:
+    network = Subject(positions.strategies()[name]).network(16).double()
+    network.positions.float()  # as in a retrofitted model in fp64
+    assert network(torch.arange(16)[None]).dtype == torch.float64
+
+
 @pytest.mark.parametrize("window", [None, 1, 6])
 def test_dape_v2_is_two_convolutions_over_seen_keys(window: int | None, monkeypatch) -> None:
     monkeypatch.setattr(positions.pair_network, "HIDDEN_AT_ONCE", 60)  # several pieces

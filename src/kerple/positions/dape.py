@@ -57,7 +57,8 @@ class DAPE(Position):
         w1_s, w1_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
         # of key n + 1, n and n - 1 for the result of key n
         w2 = self.out.weight.unflatten(-1, (self.taps, -1)).flip(1).movedim(1, 0)  # (taps, H, hidden)
-        return pair_network(s, b, block.seen, w1_s.flatten(1), w1_b.flatten(1), self.into.bias, w2.flatten(0, 1))
+        weights = w1_s.flatten(1), w1_b.flatten(1), self.into.bias, w2.flatten(0, 1)
+        return pair_network(s, b, block.seen, *(x.to(s.dtype) for x in weights))
 
 
 class DAPEv2(DAPE):
