@@ -58,6 +58,26 @@ def test_the_memory_of_a_step_on_a_gpu_does_not_depend_on_the_processor(instruct
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("of_processor", ["", "AMX"])
+@pytest.mark.parametrize("name", ["KerpleLog", "DAPE"])
+def test_compiled_blocks_multiply_in_the_precision_of_those_that_are_not_compiled(
+    instructions, name: str, of_processor: str
+) -> None:
+    """By default, autocast would round the gradients of fp32 scores in a compiled backward pass."""
+    instructions(of_processor)
+    network, results = Transformer(Shape(32, 2, 20), 2, 50, strategies()[name], gated=True), []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        if compiled:
+            network.compile(backend="aot_eager")
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = network.losses(torch.arange(42).view(2, 21))
+        results.append([losses, *torch.autograd.grad(losses.mean(), list(network.parameters()))])
+    torch.compiler.reset()
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("autocast", [True, False])
 def test_linear_layers_round_factors_and_results_and_add_in_fp32(instructions, autocast: bool) -> None:
     instructions("")
