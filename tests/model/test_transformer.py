@@ -169,9 +169,11 @@ def test_activation_checkpointing_keeps_the_gradients_of_compiled_blocks(tiny_ne
     assert all(map(torch.equal, *results))
 
 
+@pytest.mark.parametrize("cap", [None, 0.1])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_losses_are_the_cross_entropy_of_the_logits_in_fp32(tiny_network, autocast: bool) -> None:
+def test_losses_are_the_cross_entropy_of_the_logits_in_fp32(tiny_network, autocast: bool, cap: float | None) -> None:
     network, tokens = tiny_network("RoPE"), torch.randint(0, 50, (3, 13))
+    network.logit_cap = cap
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         losses, last = network.losses(tokens), network.losses(tokens, last=5)
         logits = network(tokens[:, :-1])  # rounded to bf16 under autocast, as the logits inside ``losses``

@@ -51,8 +51,8 @@ RowLosses = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
-    """Return cap · tanh(logits / cap), or the logits unchanged without a cap."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    """Return cap · tanh(logits / cap), fp32 or fp64, or the logits unchanged without a cap."""
+    return logits if cap is None else cap * torch.tanh(precise(logits) / cap)
 
 
 def row_losses(features: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:

@@ -138,7 +138,7 @@ class Transformer(
                 predicts.
 
         Returns:
-            Logits (B, T, V), or (B, last, V), in the dtype of the head's output.
+            Logits (B, T, V), or (B, last, V), in the dtype of the head's output; with a cap, fp32 or fp64.
 
         Raises:
             UserError: If the cache has another visibility, or the strategy cannot represent a position. If
