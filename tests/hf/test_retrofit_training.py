@@ -55,6 +55,20 @@ def test_checkpointing_and_compilation_change_no_gradient(strategy: str) -> None
         assert_same({name.removeprefix("_orig_mod."): value for name, value in compiled.items()}, expected)
 
 
+@pytest.mark.parametrize("strategy", ["CoPE", "DAPE"])
+def test_compiled_models_under_autocast_compute_the_gradients_of_scores_in_fp32(strategy: str) -> None:
+    """By default, torch would trace the backward pass under autocast, which would round them to bf16."""
+    model, results = retrofit(tiny("llama"), strategy).train(), []
+    torch._dynamo.reset()
+    for each in (model, torch.compile(model, backend="aot_eager")):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = each(text(2, 24), labels=text(2, 24), use_cache=False).loss
+        results.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+    torch._dynamo.reset()
+    for compiled, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("strategy", sorted(strategies().keys() - NEEDS_MORE))
 def test_reentrant_checkpointing_is_an_error_of_one_line_or_changes_no_gradient(strategy: str) -> None:
     model = retrofit(tiny("llama"), strategy, **OPTIONS.get(strategy, {})).train()
