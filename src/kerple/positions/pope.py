@@ -64,5 +64,6 @@ def _to_coordinates(x: Tensor, waves: Tensor) -> Tensor:
 
     ``waves`` (…, T, 2δ) are the cosines of the angles, then the sines.
     """
-    magnitudes = F.softplus(precise(x)).repeat(1, 1, 1, 2)
+    # contiguous, because the backward pass of softplus has other strides than torch assumes in compilation
+    magnitudes = F.softplus(precise(x).contiguous()).repeat(1, 1, 1, 2)
     return (magnitudes * waves.to(magnitudes.dtype)).to(x.dtype)
