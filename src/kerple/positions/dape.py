@@ -45,20 +45,12 @@ class DAPE(Position):
 
     def modify_scores(self, s: Tensor, q: Tensor, k: Tensor, block: QueryKeyBlock) -> Tensor:
         b = block.evaluate(self.over.bias).to(s.dtype)  # (H, Tq, Tk) or (B, H, Tq, Tk)
-        return s + b + self._network(s, b, block)  # (B, H, Tq, Tk)
-
-    def _network(self, s: Tensor, b: Tensor, block: QueryKeyBlock) -> Tensor:
-        """Return the output of the network (B, H, Tq, Tk).
-
-        ``s`` are the scores (B, H, Tq, Tk), and ``b`` the biases (H, Tq, Tk) or (B, H, Tq, Tk).
-        """
-        if self.taps > 1:
-            s, b = (x.masked_fill(~block.seen, 0) for x in (s, b))
+        inputs = (s, b) if self.taps == 1 else (x.masked_fill(~block.seen, 0) for x in (s, b))
         w1_s, w1_b = self.into.weight.unflatten(-1, (self.taps, -1)).chunk(2, -1)  # (hidden, taps, H) each
         # of key n + 1, n and n - 1 for the result of key n
         w2 = self.out.weight.unflatten(-1, (self.taps, -1)).flip(1).movedim(1, 0)  # (taps, H, hidden)
         weights = w1_s.flatten(1), w1_b.flatten(1), self.into.bias, w2.flatten(0, 1)
-        return pair_network(s, b, block.seen, *(x.to(s.dtype) for x in weights))
+        return s + b + pair_network(*inputs, block.seen, *(x.to(s.dtype) for x in weights))  # (B, H, Tq, Tk)
 
 
 class DAPEv2(DAPE):
