@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch._functorch import config
 
 from kerple.attention.backend_selection import FEW_KEYS, AttentionOption, select
 from kerple.attention.fused import attend_fused, attend_sdpa, cpu_kernel, gpu_kernel
@@ -16,6 +17,9 @@ from kerple.base.bf16 import emulates_bf16
 from kerple.base.errors import require
 from kerple.positions.fp32_matmul import refuse_tangents
 from kerple.positions.token_positions import readable
+
+# by default, autocast would round fp32 factors such as scores in the backward pass of compiled networks
+config.backward_pass_autocast = "off"
 
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionSpec], Tensor]] = {
     "sdpa": attend_sdpa,

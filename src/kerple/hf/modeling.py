@@ -264,7 +264,5 @@ def _constrain_after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 getattr(model, part).constrain_()
 
 
-# In a model that the user compiles, autocast would by default round fp32 factors in the backward pass, such as scores.
-torch._functorch.config.backward_pass_autocast = "off"
 AutoConfig.register(KerpleConfig.model_type, KerpleConfig, exist_ok=True)
 AutoModelForCausalLM.register(KerpleConfig, KerpleForCausalLM, exist_ok=True)

@@ -264,8 +264,6 @@ class Transformer(
         config.recompile_limit = max(config.recompile_limit, GRAPHS)
         config.fail_on_recompile_limit_hit = True
         config.optimize_ddp = False  # this optimisation splits graphs, and does not support FlexAttention
-        # by default, autocast would round fp32 factors in the backward pass, such as scores
-        torch._functorch.config.backward_pass_autocast = "off"
         self.run_block = torch.compile(run_block, **{"dynamic": False, **options})
         self.row_losses = torch.compile(row_losses, **options)
 
