@@ -1,3 +1,4 @@
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_of_an_earlier_test() -> None:
+    """A handler of an earlier test would write a traceback to the errors of this test, as its stream is closed."""
+    logging.getLogger("kerple").handlers.clear()
 
 
 @pytest.fixture
