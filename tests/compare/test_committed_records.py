@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,22 @@ def test_a_damaged_record_is_written_again_and_not_packed(config: Path) -> None:
         run(config)
         assert not record.exists()
         assert (report / PACKED).read_bytes() == packed
+
+
+def test_commands_that_reuse_the_same_records_do_it_one_after_the_other(config: Path) -> None:
+    run(config)
+    report, commands = config.parent / "report", []
+    for output in "abcd":
+        change(config, runs=str(config.parent / "other"), output=str(config.parent / output), reuse_from=[str(report)])
+        comparison = read_comparison(str(config))
+        commands.append((resolution.plan_runs(comparison, 1, report_only=True), comparison, True))
+    with ThreadPoolExecutor(len(commands)) as pool:
+        assert list(pool.map(lambda command: resolution.reuse_records(*command), commands)) == [{}] * 4
+    for of_run in commands[0][0]:
+        record = of_run.record(record_folders(report)[1])
+        assert {path.name: path.read_bytes() for path in of_run.test_folder.iterdir()} == {
+            path.name: path.read_bytes() for path in record.iterdir()
+        }
 
 
 def test_a_damaged_or_different_record_is_refused_with_the_reason_and_not_copied(config: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A record is a copy of a finished run's results that is committed with a report.
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from rich.console import Console
 
 from kerple.base.errors import UserError
-from kerple.compare import committed_records
+from kerple.compare import committed_records, run_process
 from kerple.compare.comparison_file import Comparison
 from kerple.compare.plan_deviations import digests
 from kerple.compare.planned_run import PlannedRun
@@ -267,9 +268,10 @@ def reuse_records(
     by_name = {run.name: run for run in (*runs, *parents)}
     runs_by_outcome: dict[str, list[str]] = {}
     for run in runs:
-        is_started = run.checkpoint.parent.exists() or committed_records.has_test_of_user(run.test_folder)
-        for folder, report in folders.items() if not (is_started or committed_records.finished(run)) else ():
-            if (record := run.record(folder)).is_dir():
+        records = [(report, record) for folder, report in folders.items() if (record := run.record(folder)).is_dir()]
+        # the lock of a run that needs none would wait until another command has trained it
+        with run_process.locked(run) if records and _has_nothing(run) else nullcontext():
+            for report, record in records if _has_nothing(run) else ():
                 parent = by_name.get(run.parent or "")
                 if run.parent and not (parent and committed_records.finished(parent)):
                     objection: str | None = f"{run.parent}, from which it starts, is not finished"
@@ -286,6 +288,12 @@ def reuse_records(
         number = f" and {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
         print(f"{first}{number}: {outcome}")
     return refused
+
+
+def _has_nothing(run: PlannedRun) -> bool:
+    """Return whether a run is neither started nor finished, so that a record can be copied into its folder."""
+    is_started = run.checkpoint.parent.exists() or committed_records.has_test_of_user(run.test_folder)
+    return not (is_started or committed_records.finished(run))
 
 
 def with_precision(run: PlannedRun) -> PlannedRun:
