@@ -11,7 +11,7 @@ from torch import Tensor
 from kerple.attention import AttentionSpec, attend, cpu, query_block_attention
 from kerple.attention.backend_selection import FEW_KEYS, AttentionOption
 from kerple.attention.query_block_attention import attend_blocks
-from kerple.attention.reference import attend_reference
+from kerple.attention.reference import attend_reference, attention_probabilities
 from kerple.base.errors import UserError
 from kerple.positions import QueryKeyBlock, TokenPositions
 from kerple.positions.fox import FORGOTTEN
@@ -355,3 +355,20 @@ def test_bf16_scores_are_not_rounded_before_the_softmax(implementation, spread: 
     fused = errors(partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True))
     ours = errors(partial(implementation, spec=AttentionSpec(table=torch.zeros(4, 300))))
     assert all(a <= 1.5 * b for a, b in zip(ours, fused, strict=True)), (ours, fused)
+
+
+@pytest.mark.parametrize("implementation", [attend, attend_blocks])
+def test_gradients_of_bf16_probabilities_are_not_rounded(implementation) -> None:
+    """The gradient of the table is that of exact scores, given the output."""
+    q, k, v, grad = (x.bfloat16() for x in inputs(2, 3, 300, 300, torch.bfloat16))
+    q, index = q * 4, torch.arange(300)  # distinct probabilities, at which dP and its mean nearly cancel
+    table = torch.randn(3, 300, requires_grad=True)
+    out = implementation(q, k, v, AttentionSpec(table=table))
+    out.backward(grad)
+    p = attention_probabilities(q.double(), k.double(), AttentionSpec(table=table.detach().double()))
+    dp = grad.double() @ v.double().mT
+    mean = (p * dp).sum(-1) if implementation is attend_blocks else (grad.double() * out.double()).sum(-1)
+    ds = (p * (dp - mean[..., None])).sum(0)
+    expected = torch.stack([ds[:, index[d:], index[: 300 - d]].sum(-1) for d in range(300)], -1)
+    assert table.grad is not None
+    assert error(table.grad, expected) < 1e-4

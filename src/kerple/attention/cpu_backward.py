@@ -147,7 +147,7 @@ class TiledBackward:
             hidden = torch.arange(keys.start, keys.stop) < self.first_key[batch, None, queries, None]
             p_by_head.masked_fill_(hidden, 0)  # (batch, 1, queries, keys)
         dv.add_(torch.bmm(p.to(q.dtype).mT, grad).view(dv.shape))
-        torch.bmm(grad, v.mT, out=ds) if ds.dtype == q.dtype else ds.copy_(torch.bmm(grad, v.mT))  # dP
+        torch.bmm(grad.to(ds.dtype), v.to(ds.dtype).mT, out=ds)  # dP, not rounded: D is subtracted from it
         ds_by_head.sub_(delta).mul_(p_by_head)
         if self.key_bias is not None:
             self.dkey_bias[batch, heads, keys] += ds_by_head.sum(-2)

@@ -5,6 +5,7 @@ than `LARGEST_STORED` scores does not store them, but computes each block again 
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +40,9 @@ def attend_blocks(
 
     Arguments and result are those of `kerple.attention.attend`, but arguments are not checked. A block has at most
     ``queries_at_once`` queries; None is `QUERIES_AT_ONCE`. At most ``largest_stored`` scores are stored in training;
-    None is `LARGEST_STORED`. Scores and softmax are fp32 (fp64 for fp64 input). Probabilities are cast to the dtype of
-    ``v``. A query is compared with all keys up to the end of its block. With a window and without ``spec.first_keys``,
-    these are at most as many keys as window and block have together.
+    None is `LARGEST_STORED`. Scores, softmax and their gradients are fp32 (fp64 for fp64 input). Probabilities are
+    rounded to the dtype of ``v``. A query is compared with all keys up to the end of its block. With a window and
+    without ``spec.first_keys``, these are at most as many keys as window and block have together.
     """
     k, v = repeat_for_query_heads(q, k, v)
     length, first_query = k.shape[2], k.shape[2] - q.shape[2]
@@ -72,11 +73,11 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
         columns: Indices of these keys among all Tk tokens.
     """
     seen = visible_keys(rows, columns, spec, q.device)
-    p = block_probabilities(q, k, spec, rows, columns, seen).to(v.dtype)
+    p = block_probabilities(q, k, spec, rows, columns, seen)
     values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
     with torch.autocast(v.device.type, enabled=False):
-        out = torch.matmul(p, values)  # (B, H, queries, δ')
-    return add_output_terms(out, p, v, spec, rows, columns, seen)
+        out = torch.matmul(p, values) if p.dtype == v.dtype else _RoundedProbabilities.apply(p, values)
+    return add_output_terms(out, p, v, spec, rows, columns, seen)  # (B, H, queries, δ')
 
 
 def block_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, columns: slice, seen: Tensor) -> Tensor:
@@ -115,3 +116,21 @@ def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     # 16-bit numbers do not need `product`: TF32 represents them exactly, and this context switches autocast off
     with torch.autocast(q.device.type, enabled=False):
         return torch.matmul(q.float(), k.float().mT).mul_(scale)
+
+
+class _RoundedProbabilities(torch.autograd.Function):
+    """Product of probabilities, rounded to the dtype of the values, and values. Their own gradient is not rounded.
+
+    The softmax subtracts the mean of this gradient from it. The difference may be much smaller than the mean.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, values: Tensor) -> Tensor:
+        ctx.save_for_backward(p, values)
+        return torch.matmul(p.to(values.dtype), values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        p, values = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            return torch.matmul(grad.float(), values.float().mT), torch.matmul(p.to(values.dtype).mT, grad)

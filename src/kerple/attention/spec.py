@@ -160,7 +160,7 @@ def add_output_terms(
     if spec.value_bias is not None:
         out = (out + value_bias_term(p, spec.value_bias, spec.block(rows, columns, seen))).to(out.dtype)
     if spec.add_to_output is not None:
-        out = (out + spec.add_to_output(p, v, spec.block(rows, columns, seen))).to(out.dtype)
+        out = (out + spec.add_to_output(p.to(v.dtype), v, spec.block(rows, columns, seen))).to(out.dtype)
     return out
 
 
