@@ -372,3 +372,16 @@ def test_gradients_of_bf16_probabilities_are_not_rounded(implementation) -> None
     expected = torch.stack([ds[:, index[d:], index[: 300 - d]].sum(-1) for d in range(300)], -1)
     assert table.grad is not None
     assert error(table.grad, expected) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("others", [[], ["table", "sink"], ["score_scale"], ["first_key"]])
+def test_the_gradient_of_key_biases_sums_to_zero(dtype: torch.dtype, others: list[str]) -> None:
+    """A bias that all keys of a sequence have changes no result. FoX sums these gradients over all later tokens."""
+    q, k, v, grad = (x.to(dtype) for x in inputs(2, 3, 600, 600, dtype))
+    tensors = {"table": torch.randn(3, 600), "sink": torch.randn(3), "score_scale": torch.rand(3, 600)}
+    tensors["first_key"] = first_keys(600, [[0, 7, 350], [0, 590]])
+    key_bias = forgotten(2, 3, 600, 0.0).float().requires_grad_()
+    attend(q, k, v, AttentionSpec(key_bias=key_bias, **{name: tensors[name] for name in others})).backward(grad)
+    assert key_bias.grad is not None
+    assert (key_bias.grad.sum(-1).abs() < 1e-5 * key_bias.grad.abs().sum(-1)).all()

@@ -51,7 +51,7 @@ class TiledBackward:
         self.first_keys = [0] * self.q.shape[2] if first_key is None else first_key.amin(0).tolist()
         self.length = self.k.shape[2]
         self.first_query = self.length - self.q.shape[2]  # index of the key to which the first query belongs
-        self.lse, self.grad_lse = lse.unsqueeze(-1), grad_lse  # (B, H, Tq, 1), (B, H, Tq)
+        self.lse = lse.unsqueeze(-1)  # (B, H, Tq, 1)
         self.delta = (grad.to(table.dtype) * out.to(table.dtype)).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1)  # D
         self.dq, self.dk, self.dv = (x.new_zeros(x.shape, dtype=table.dtype) for x in tensors[:3])
         self.dtable = torch.zeros_like(table)
@@ -82,10 +82,7 @@ class TiledBackward:
                     if start < min(keys.stop, rows.stop):
                         self.add_query_block(heads, rows, slice(start, min(keys.stop, rows.stop)))
         dq, dk, dv = (x.to(self.q.dtype) for x in (self.dq, self.dk, self.dv))
-        dkey_bias = self.dkey_bias
-        if self.key_bias is not None:  # the bias of the own key is subtracted: its gradient is that of lse
-            dkey_bias[..., self.first_query :] -= self.grad_lse
-            dkey_bias = dkey_bias.to(self.key_bias.dtype)
+        dkey_bias = self.dkey_bias if self.key_bias is None else self.dkey_bias.to(self.key_bias.dtype)
         return dq, dk, dv, self.dtable, dkey_bias, self.dscale
 
     def add_query_block(self, heads: slice, rows: slice, keys: slice) -> None:
@@ -151,6 +148,9 @@ class TiledBackward:
         ds_by_head.sub_(delta).mul_(p_by_head)
         if self.key_bias is not None:
             self.dkey_bias[batch, heads, keys] += ds_by_head.sum(-2)
+            # The bias of the own key is subtracted. Without rounding, these sums are the gradient of lse. In bf16 they
+            # are not, because D is computed from the rounded output, and FoX adds the errors of all later queries.
+            self.dkey_bias[batch, heads, rows] -= ds_by_head.sum(-1)
         if sums[0] is not None:
             sums[0].add_(ds_by_head.sum(0) if len(ds_by_head) > 1 else ds_by_head[0])
         if score_scale is not None:
