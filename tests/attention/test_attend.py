@@ -385,3 +385,33 @@ def test_the_gradient_of_key_biases_sums_to_zero(dtype: torch.dtype, others: lis
     attend(q, k, v, AttentionSpec(key_bias=key_bias, **{name: tensors[name] for name in others})).backward(grad)
     assert key_bias.grad is not None
     assert (key_bias.grad.sum(-1).abs() < 1e-5 * key_bias.grad.abs().sum(-1)).all()
+
+
+def test_scores_and_gradients_of_probabilities_ignore_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, grad = (x.float().requires_grad_() for x in inputs(1, 2, 40, 40, torch.float32))
+    settings, matmul, before = [], torch.matmul, torch.get_float32_matmul_precision()
+
+    def record(a: Tensor, b: Tensor) -> Tensor:
+        if (out := matmul(a, b)).shape[2:] == (40, 40):
+            settings.append(torch.get_float32_matmul_precision())
+        return out
+
+    monkeypatch.setattr(torch, "matmul", record)
+    try:
+        torch.set_float32_matmul_precision("high")
+        attend_blocks(q, k, v, AttentionSpec()).backward(grad)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert settings == ["highest"] * 2  # the scores, and dP
+
+
+def test_a_term_of_the_output_is_computed_from_unrounded_probabilities() -> None:
+    q, k, v, _ = (x.bfloat16() for x in inputs(1, 2, 40, 40, torch.bfloat16))
+    exact = attention_probabilities(q.double(), k.double(), AttentionSpec())
+
+    def add_to_output(p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
+        assert error(p, exact) < 1e-6
+        return p @ v
+
+    spec = AttentionSpec(add_to_output=add_to_output, keys=TokenPositions.arange(40))
+    assert attend(q, k, v, spec).dtype == torch.bfloat16

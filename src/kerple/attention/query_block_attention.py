@@ -76,7 +76,7 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
     p = block_probabilities(q, k, spec, rows, columns, seen)
     values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
     with torch.autocast(v.device.type, enabled=False):
-        out = torch.matmul(p, values) if p.dtype == v.dtype else _RoundedProbabilities.apply(p, values)
+        out = _WeightedSum.apply(p, values)
     return add_output_terms(out, p, v, spec, rows, columns, seen)  # (B, H, queries, δ')
 
 
@@ -110,18 +110,21 @@ def block_probabilities(q: Tensor, k: Tensor, spec: AttentionSpec, rows: slice, 
     return (s - torch.logaddexp(s.logsumexp(-1), sink_of_queries(sink))[..., None]).exp()
 
 
-def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    if k.dtype.itemsize > 2:
-        return product(precise(q) * scale, k.mT)  # scaling q takes fewer multiplications than scaling the scores
+def _products(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+    """Return the products (…, queries, keys) times ``scale``, in fp32 or fp64. None is 1."""
+    if k.dtype.itemsize > 2:  # scaling q takes fewer multiplications than scaling the scores
+        return product(q if scale is None else precise(q) * scale, k.mT)
     # 16-bit numbers do not need `product`: TF32 represents them exactly, and this context switches autocast off
     with torch.autocast(q.device.type, enabled=False):
-        return torch.matmul(q.float(), k.float().mT).mul_(scale)
+        s = torch.matmul(q.float(), k.float().mT)
+        return s if scale is None else s.mul_(scale)
 
 
-class _RoundedProbabilities(torch.autograd.Function):
-    """Product of probabilities, rounded to the dtype of the values, and values. Their own gradient is not rounded.
+class _WeightedSum(torch.autograd.Function):
+    """Product of probabilities, rounded to the dtype of the values, and values.
 
-    The softmax subtracts the mean of this gradient from it. The difference may be much smaller than the mean.
+    The gradient of the probabilities is neither rounded nor computed in TF32, because the softmax subtracts its mean
+    from it. The difference may be much smaller than the mean.
     """
 
     @staticmethod
@@ -133,4 +136,4 @@ class _RoundedProbabilities(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         p, values = ctx.saved_tensors
         with torch.autocast(grad.device.type, enabled=False):
-            return torch.matmul(grad.float(), values.float().mT), torch.matmul(p.to(values.dtype).mT, grad)
+            return _products(grad, values), torch.matmul(p.to(values.dtype).mT, grad)

@@ -45,7 +45,7 @@ class AttentionSpec:
             `kerple.positions.AttentionWeights`, which replace the softmax and cannot be combined with ``sink``.
         add_to_output: Function ``f(p, v, block)`` that returns a term (B, H, queries, δ'), which is added to the output
             of a block of queries. ``p`` are the probabilities (B, H, queries, keys), and ``v`` the values of these
-            keys.
+            keys, both fp32 or fp64.
         keys: Positions of the Tk keys, for the blocks of ``query_bias``, ``value_bias``, ``modify_scores`` and
             ``add_to_output``.
         state: `Position.token_state` of the Tk keys, (B, H, Tk, c), for the same blocks; None if there is none.
@@ -155,12 +155,13 @@ def add_output_terms(
 ) -> Tensor:
     """Add the terms of ``spec.value_bias`` and ``spec.add_to_output`` to the output of a block, in its dtype.
 
-    ``p`` are the probabilities (B, H, queries, keys), without those of additional keys, and ``v`` the values.
+    ``p`` are the probabilities (B, H, queries, keys), without those of additional keys, and ``v`` the values. The terms
+    are computed in the dtype of ``p``.
     """
     if spec.value_bias is not None:
         out = (out + value_bias_term(p, spec.value_bias, spec.block(rows, columns, seen))).to(out.dtype)
     if spec.add_to_output is not None:
-        out = (out + spec.add_to_output(p.to(v.dtype), v, spec.block(rows, columns, seen))).to(out.dtype)
+        out = (out + spec.add_to_output(p, v.to(p.dtype), spec.block(rows, columns, seen))).to(out.dtype)
     return out
 
 

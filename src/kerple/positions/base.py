@@ -272,7 +272,7 @@ class Position(Constrained, ABC):
     def add_to_output(self, p: Tensor, v: Tensor, block: QueryKeyBlock) -> Tensor:
         """Return a term (B, H, Tq, δ) fp32 that is added to the output of attention.
 
-        ``p`` are the probabilities (B, H, Tq, Tk), and ``v`` the values (B, H, Tk, δ).
+        ``p`` are the probabilities (B, H, Tq, Tk), and ``v`` the values (B, H, Tk, δ), both fp32 or fp64.
         """
         raise AssertionError(f"{type(self).__name__} does not override add_to_output")
 
