@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
+from zipfile import ZIP_LZMA, ZipFile
 
 import numpy as np
 import pandas as pd
@@ -231,7 +231,16 @@ def test_an_archive_writes_nothing_outside_its_folder_and_a_damaged_one_is_an_er
     (folder,) = record_folders(tmp_path)[1:]
     assert {path.name for path in folder.rglob("outside")} == {"outside"}
     assert not outside.exists()
-    for damaged in (zstandard.compress(content)[:-3], zstandard.compress(content[:-30])):
+    with ZipFile(tmp_path / "lzma", "w", ZIP_LZMA) as archive:
+        archive.writestr("a", "evil")
+    header, listed = content.rindex(b"PK\x03\x04"), content.rindex(b"PK\x01\x02")
+    encrypted, unknown = (bytearray(content) for _ in range(2))
+    encrypted[header + 6] = encrypted[listed + 8] = 1
+    unknown[header + 8] = unknown[listed + 10] = 99  # a method of compression
+    lzma = bytearray((tmp_path / "lzma").read_bytes())
+    lzma[35:45] = b"\xff" * 10
+    contents = map(zstandard.compress, (content[:-30], bytes(encrypted), bytes(unknown), bytes(lzma)))
+    for damaged in (zstandard.compress(content)[:-3], *contents):
         (tmp_path / PACKED).write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"{PACKED}: damaged"):
             recorded_runs(tmp_path)

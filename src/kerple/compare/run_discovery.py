@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import escape
 from io import BytesIO
+from lzma import LZMAError
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -56,7 +57,7 @@ def _unpacked(path: Path, content: bytes) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         ZipFile(BytesIO(zstandard.decompress(content))).extractall(folder)
-    except (BadZipFile, ValueError, zstandard.ZstdError, MemoryError) as error:
+    except (BadZipFile, ValueError, RuntimeError, LZMAError, zstandard.ZstdError, MemoryError) as error:
         raise UserError(f"{path}: damaged ({error}); restore it, or delete it and run again") from error
     return folder
 
