@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from kerple.base.errors import UserError
 from kerple.compare.comparison_file import read_comparison
 from kerple.compare.run_discovery import recorded_runs
 from kerple.measure import results_table
@@ -91,7 +92,22 @@ def of_fit(key: str, value: object) -> Change:
             lambda about: about["run"]["test"].update({"trainer.callbacks.Extrapolation.init_args.documents": False}),
             "seed 1301: test: trainer.callbacks.Extrapolation.init_args.documents: False -> True",
         ),
-        (of_fit("model.position.class_path", "my_file.Mine"), "seed 1301: no my_file.py in the folder"),
+        (
+            of_fit("model.position.init_args.learnable", True),
+            "seed 1301: model.position.init_args.learnable: True -> False of the first seed",
+        ),
+        (
+            lambda about: about["run"]["inputs"].update({"my_file.Mine": "0" * 64}),
+            "seed 1301: not the source code of the first seed",
+        ),
+        (
+            lambda about: about["run"]["test"].update({"data.init_args.directory": "/elsewhere"}),
+            "seed 1301: test: data.init_args.directory, expected the data of the fit",
+        ),
+        (
+            lambda about: about["evaluations"]["far_context"].update({"text": "0" * 64}),
+            "seed 1301: test: another text",
+        ),
         (lambda about: about["run"]["cost"]["environment"].update({"devices": "4"}), "seed 1301: trained on 4 devices"),
         (lambda about: about.pop("run"), "cannot be read ('run')"),
     ],
@@ -104,6 +120,50 @@ def test_an_entry_with_another_recipe_is_refused(root: Path, change: Change, rea
     text = page(root)
     assert f"- Mine: {reason}" in text
     assert "| Mine |" not in text
+
+
+@pytest.mark.slow
+def test_an_entry_whose_source_code_is_not_in_its_folder_is_refused(root: Path) -> None:
+    def change(class_path: str) -> None:
+        for path in (root / "challenge/Mine").rglob(results_table.ABOUT):
+            about = json.loads(path.read_text())
+            about["run"]["config"]["model.position.class_path"] = class_path
+            path.write_text(json.dumps(about))
+
+    change("Mine")
+    assert "- Mine: Mine is no strategy of kerple" in page(root)
+    change("my_file.Mine")
+    assert "- Mine: no my_file.py in the folder" in page(root)
+    file = root / "challenge/Mine/my_file.py"
+    file.write_text("import math\nfrom torch import nn\nfrom helper import Base")
+    assert "- Mine: no definition of Mine in my_file.py; no helper.py in the folder" in page(root)
+    file.write_text("from helper import Base\nclass Mine(Base): pass")
+    file.with_name("helper.py").write_text("import kerple.positions\nimport third")
+    assert "- Mine: no third.py in the folder" in page(root)
+    file.with_name("third.py").write_text("class (")
+    assert "- Mine: cannot be read (" in page(root)
+    file.with_name("third.py").write_text("raise AssertionError('executed')")
+    assert "Refused" not in page(root)
+
+
+@pytest.mark.slow
+def test_losses_of_other_targets_are_refused(root: Path) -> None:
+    path = root / "challenge/Mine/runs/Mine/seed-1302" / results_table.TABLE
+    table = pd.read_csv(path)
+    far = table["protocol"].str.startswith(FAR)
+    changed = table.assign(protocol=table["protocol"].str.replace("far_own64", "far_own32"))
+    for other in (table[~(far & (table["block"] > 20))], changed, table.assign(count=table["count"] + far)):
+        other.to_csv(path, index=False)
+        reason = "seed 1302: the losses with and without distant text have other targets than those of main"
+        assert f"- Mine: {reason}" in page(root)
+
+
+@pytest.mark.slow
+def test_a_folder_without_records_of_main_is_an_error(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty/main").mkdir(parents=True)
+    for folder in ("empty", "nowhere"):
+        with pytest.raises(UserError, match=f"results: got {tmp_path}/{folder}, expected the folder of the"):
+            page(tmp_path / folder)
 
 
 @pytest.mark.slow
