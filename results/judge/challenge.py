@@ -153,6 +153,7 @@ def standings(tier: Tier) -> str:
         name: [tier.losses(name, far, length).of_seed for far in FAR]
         for name in sorted(set(tier.runs.results["strategy"]))
     }
+    parameters = tier.runs.costs.groupby("strategy")["parameters"].max()
     own = {name: float(of[0].mean()) for name, of in losses.items()}
     gain = {name: float((of[1] - of[0]).mean()) for name, of in losses.items()}
     ranked = [name for name, of in losses.items() if len(of[0]) > 1]
@@ -162,7 +163,7 @@ def standings(tier: Tier) -> str:
     places = {name: str(place) for place, name in enumerate(order, start=1)}
     unranked = sorted((name for name in losses if name not in ranks), key=lambda name: own[name])
     header = "place | strategy | seeds | own loss (rank) | gain (rank) | own loss, difference | gain, difference"
-    lines = [f"| {header} |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: |"]
+    lines = [f"| {header} | parameters |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for name in (*order, *unranked):
         of_own, of_gain = [f" ({rank})" for rank in ranks.get(name, ())] or ["", ""]
         cells = [f"{own[name]:.3f}{of_own}", f"{gain[name]:+.3f}{of_gain}".replace("-", "−")]
@@ -171,6 +172,7 @@ def standings(tier: Tier) -> str:
         for expression in (f"{mine} / {theirs}", gains):
             found = evaluate(expression, tier).estimate
             cells.append("–" if name == REFERENCE else with_interval(found.mean, *found.interval()))
+        cells.append(f"{parameters[name]:,}")
         lines.append(f"| {places.get(name, '–')} | {name} | {len(losses[name][0])} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

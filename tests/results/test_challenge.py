@@ -68,7 +68,8 @@ def test_an_entry_of_the_first_seed_is_listed_without_a_place(root: Path) -> Non
     reference = float(place(text, "KerpleLog")[1].split()[0])
     assert mine[:3] == ["1", f"{own:.3f}", f"{none - own:+.3f}"]
     assert float(mine[3].removesuffix(" (one seed)").replace("−", "-")) == pytest.approx(own - reference, abs=1e-3)
-    assert mine[4].endswith(" (one seed) |")
+    assert mine[4].endswith(" (one seed)")
+    assert mine[5] == "1,317,888 |"  # ALiBi has no parameters
     rows = [line for line in text.splitlines() if re.match(r"\| (\d+|–) \| ", line)]
     assert rows[-1].startswith("| – | Mine | 1 | ")
     ranks = [[int(rank) for rank in re.findall(r" \((\d+)\)", row)] for row in rows[:-1]]
