@@ -415,3 +415,15 @@ def test_a_term_of_the_output_is_computed_from_unrounded_probabilities() -> None
 
     spec = AttentionSpec(add_to_output=add_to_output, keys=TokenPositions.arange(40))
     assert attend(q, k, v, spec).dtype == torch.bfloat16
+
+
+def test_gradients_of_keys_and_values_are_not_summed_over_blocks_in_bf16() -> None:
+    *qkv, grad = inputs(1, 2, 512, 512, torch.bfloat16)
+    results = []
+    for kind, queries_at_once in ((torch.float64, 512), (torch.bfloat16, 512), (torch.bfloat16, 16)):
+        leaves = [x.to(kind, copy=True).requires_grad_() for x in qkv]
+        attend_blocks(*leaves, AttentionSpec(), queries_at_once).backward(grad.to(kind))
+        results.append([x.grad for x in leaves])
+    exact, one_block, blocks = results
+    for expected, of_one, of_blocks in zip(exact, one_block, blocks, strict=True):
+        assert error(of_blocks, expected) < 2 * error(of_one, expected)  # the gradient of each block is rounded

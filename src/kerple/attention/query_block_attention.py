@@ -51,12 +51,14 @@ def attend_blocks(
     widest = max(columns.stop - columns.start for _, columns in blocks)
     largest_stored = LARGEST_STORED if largest_stored is None else largest_stored
     recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * widest > largest_stored
+    # autograd adds the gradients of the blocks in the dtype of these tensors
+    whole = [precise(x) if len(blocks) > 1 and torch.is_grad_enabled() else x for x in (k, v)]
     out = []
     # the block with the most keys comes first, so that each later block fits into memory that was freed before it
     for rows, columns in reversed(blocks):
         queries = slice(rows.start - first_query, rows.stop - first_query)
-        block_spec = spec.select_queries(queries)
-        arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], block_spec, rows, columns)
+        block_k, block_v = (x[:, :, columns] for x in whole)
+        arguments = (q[:, :, queries], block_k, block_v, spec.select_queries(queries), rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))
     return torch.cat(out[::-1], 2)
 
@@ -66,12 +68,13 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, rows: sli
 
     Args:
         q: Queries (B, H, queries, δ).
-        k: Keys (B, H, keys, δ).
-        v: Values (B, H, keys, δ').
+        k: Keys (B, H, keys, δ) in the dtype of q, or in a wider one.
+        v: Values (B, H, keys, δ') in the dtype of k.
         spec: Modifications for these queries.
         rows: Indices of these queries among all Tk tokens.
         columns: Indices of these keys among all Tk tokens.
     """
+    k, v = k.to(q.dtype), v.to(q.dtype)  # here, so that a checkpoint stores no copies
     seen = visible_keys(rows, columns, spec, q.device)
     p = block_probabilities(q, k, spec, rows, columns, seen)
     values = v if spec.more_keys is None else torch.cat([spec.more_keys[1].to(v.dtype), v], 2)
