@@ -1,6 +1,7 @@
 """Backward pass of attention with a table of biases by distance, (H, T), on the CPU, tile by tile.
 
-O is the output, and lse the log-sum-exp of the scores. D is the sum of each row of dO ∘ O, minus the gradient of lse::
+O is the output, and lse the log-sum-exp of the scores. D is the sum of each row of dO ∘ O, minus the gradient of lse.
+In bf16, O is rounded, as in the source, and with it D, which causes most of the error of dtable::
 
     S = scale·Q·Kᵀ + bias    P = exp(S - lse)
     dV = Pᵀ·dO               dP = dO·Vᵀ           dS = P ∘ (dP - D)
