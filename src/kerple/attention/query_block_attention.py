@@ -50,15 +50,16 @@ def attend_blocks(
     blocks = query_blocks(q.shape[2], length, queries_at_once or QUERIES_AT_ONCE, window)
     widest = max(columns.stop - columns.start for _, columns in blocks)
     largest_stored = LARGEST_STORED if largest_stored is None else largest_stored
-    recompute = len(blocks) > 1 and torch.is_grad_enabled() and q.shape[:3].numel() * widest > largest_stored
-    # autograd adds the gradients of the blocks in the dtype of these tensors
-    whole = [precise(x) if len(blocks) > 1 and torch.is_grad_enabled() else x for x in (k, v)]
+    several = len(blocks) > 1 and torch.is_grad_enabled()
+    recompute = several and q.shape[:3].numel() * widest > largest_stored
+    if several:  # autograd adds the gradients of the blocks in the dtype of these tensors
+        k, v = precise(k), precise(v)
     out = []
     # the block with the most keys comes first, so that each later block fits into memory that was freed before it
     for rows, columns in reversed(blocks):
         queries = slice(rows.start - first_query, rows.stop - first_query)
-        block_k, block_v = (x[:, :, columns] for x in whole)
-        arguments = (q[:, :, queries], block_k, block_v, spec.select_queries(queries), rows, columns)
+        block_spec = spec.select_queries(queries)
+        arguments = (q[:, :, queries], k[:, :, columns], v[:, :, columns], block_spec, rows, columns)
         out.append(checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments))
     return torch.cat(out[::-1], 2)
 
