@@ -268,10 +268,11 @@ def reuse_records(
     by_name = {run.name: run for run in (*runs, *parents)}
     runs_by_outcome: dict[str, list[str]] = {}
     for run in runs:
-        records = [(report, record) for folder, report in folders.items() if (record := run.record(folder)).is_dir()]
-        # the lock of a run that needs none would wait until another command has trained it
-        with run_process.locked(run) if records and _has_nothing(run) else nullcontext():
-            for report, record in records if _has_nothing(run) else ():
+        found = [(report, run.record(folder)) for folder, report in folders.items()] if _has_nothing(run) else []
+        records = [(report, record) for report, record in found if record.is_dir()]
+        # the lock of a run without records would wait until another command has trained it
+        with run_process.locked(run) if records else nullcontext():
+            for report, record in records if records and _has_nothing(run) else ():  # again, with the lock
                 parent = by_name.get(run.parent or "")
                 if run.parent and not (parent and committed_records.finished(parent)):
                     objection: str | None = f"{run.parent}, from which it starts, is not finished"
