@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from kerple.base.errors import UserError
+from kerple.base.errors import UserError, require
 from kerple.compare import committed_records
 from kerple.compare.comparison_file import Comparison, read_comparison
 from kerple.compare.finished_runs import FinishedRun, read_runs
@@ -41,8 +42,11 @@ TEXT = "93ec9fe5572e335a2bb29373d308f1b0e8a4decf99d46478887421feb4b0566b"
 MODULES = {"kerple", "numpy", "torch", *sys.stdlib_module_names}  # what the files of an entry may import
 
 
+Target = tuple[str, str, int, int, int]  # metric, protocol, length and block of a loss, and its number of targets
+
+
 def reasons_to_refuse(
-    entry: Path, challenge: Comparison, recipe: dict[int, PlannedRun], of_main: FinishedRun
+    entry: Path, challenge: Comparison, recipe: dict[int, PlannedRun], targets: list[Target]
 ) -> list[str]:
     """Return the reasons why an entry is refused; empty if it is accepted.
 
@@ -50,7 +54,7 @@ def reasons_to_refuse(
         entry: Folder of the entry.
         challenge: The challenge.
         recipe: The runs of `REFERENCE` by seed, resolved, with the checksum of their data.
-        of_main: A run of main, which has the test of every entry.
+        targets: `targets_of` the losses of main.
     """
     try:
         runs = recorded_runs(entry)
@@ -66,22 +70,20 @@ def reasons_to_refuse(
         if parts := {run.part for run in runs} - {""}:
             return [f"records in {min(parts)}, expected records in {entry.name}/seed-N"]
         read_runs(runs)  # reads all files
-        targets, first = _targets(of_main), results_table.read(runs[0].folder)[1]["run"]
+        first = results_table.read(runs[0].folder)[1]["run"]
         reasons = [(run.seed, reason) for run in runs for reason in _reasons(run, recipe[run.seed], targets, first)]
         return [f"seed {seed}: {reason}" for seed, reason in reasons] or list(_missing_sources(entry, first["config"]))
     except (UserError, SyntaxError, *committed_records.UNREADABLE) as error:
         return [f"cannot be read ({re.sub(rf'{re.escape(tempfile.gettempdir())}/[^/]+/', '', str(error))})"]
 
 
-def _reasons(
-    run: FinishedRun, planned: PlannedRun, targets: list[tuple[Any, ...]], first: dict[str, Any]
-) -> Iterator[str]:
+def _reasons(run: FinishedRun, planned: PlannedRun, targets: list[Target], first: dict[str, Any]) -> Iterator[str]:
     """Yield the reasons to refuse a run of an entry.
 
     Args:
         run: The run.
         planned: The run of `REFERENCE` with the same seed.
-        targets: `_targets` of main.
+        targets: `targets_of` the losses of main.
         first: The entry ``run`` in the results of the first seed, which has the same strategy.
     """
     rows, about = results_table.read(run.folder)
@@ -102,15 +104,14 @@ def _reasons(
     protocols = rows["protocol"][rows["length"] == 16 * (configured_length(planned.training) or 0)]
     if not all(protocols.str.startswith(name).any() for name in FAR):
         yield "no losses with and without distant text at 16 training lengths"
-    elif _targets(run) != targets:
+    elif targets_of(rows) != targets:
         yield "the losses with and without distant text have other targets than those of main"
     if not np.isfinite(results_table.totals(rows)["sum"]).all():
         yield "a loss is not finite"
 
 
-def _targets(run: FinishedRun) -> list[tuple[Any, ...]]:
-    """Return metric, protocol, length, block and number of targets of all losses with and without distant text."""
-    rows = results_table.read(run.folder)[0]
+def targets_of(rows: pd.DataFrame) -> list[Target]:
+    """Return the targets of all losses with and without distant text in the results of a run."""
     far = rows[rows["protocol"].str.startswith(FAR)]
     return sorted(far[["metric", "protocol", "length", "block", "count"]].itertuples(index=False, name=None))
 
@@ -126,17 +127,16 @@ def _missing_sources(entry: Path, config: dict[str, Any]) -> Iterator[str]:
     if not paths:
         yield "no strategy"
     yield from (f"{path} is no strategy of kerple" for path in paths if "." not in path and path not in names())
-    modules: dict[str, set[str]] = {}  # names that each module must define
-    for path in own_classes(config):
-        modules.setdefault(path.rpartition(".")[0], set()).add(path.rpartition(".")[2])
-    for module in (waiting := list(modules)):  # imported modules are added in the loop
+    own = own_classes(config)
+    for module in (waiting := sorted({path.rpartition(".")[0] for path in own})):  # imports are added in the loop
         file = f"{module.replace('.', '/')}.py"
         if not (entry / file).is_file():
             yield f"no {file} in the folder"
             continue
         tree = ast.parse((entry / file).read_bytes())
         found = {node.name for node in tree.body if isinstance(node, DEFINITIONS)}
-        yield from (f"no definition of {name} in {file}" for name in sorted(modules.get(module, set()) - found))
+        needed = [name for package, _, name in (path.rpartition(".") for path in own) if package == module]
+        yield from (f"no definition of {name} in {file}" for name in needed if name not in found)
         imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
         imported += [node.module or node.names[0].name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         others = {name for name in imported if name.partition(".")[0] not in MODULES}
@@ -162,8 +162,11 @@ def standings(tier: Tier) -> str:
     order = sorted(ranked, key=lambda name: (sum(ranks[name]), own[name]))
     places = {name: str(place) for place, name in enumerate(order, start=1)}
     unranked = sorted((name for name in losses if name not in ranks), key=lambda name: own[name])
-    header = "place | strategy | seeds | own loss (rank) | gain (rank) | own loss, difference | gain, difference"
-    lines = [f"| {header} | parameters |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| place | strategy | seeds | own loss (rank) | gain (rank) | own loss, difference | gain, difference "
+        "| parameters |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for name in (*order, *unranked):
         of_own, of_gain = [f" ({rank})" for rank in ranks.get(name, ())] or ["", ""]
         cells = [f"{own[name]:.3f}{of_own}", f"{gain[name]:+.3f}{of_gain}".replace("-", "−")]
@@ -180,14 +183,14 @@ def standings(tier: Tier) -> str:
 def page(root: Path) -> str:
     """Return the content of the challenge's page, from the records in a folder of results."""
     challenge = read_comparison(str(CONFIGS / "challenge.yaml"))
-    of_main = next((run for run in recorded_runs(root / "main") if run.strategy == REFERENCE), None)
-    if of_main is None:
-        raise UserError(f"results: got {root}, expected the folder of the comparisons' reports, such as results")
-    data = results_table.read(of_main.folder)[1]["run"]["data"]
+    of_main = [run for run in recorded_runs(root / "main") if run.strategy == REFERENCE]
+    require(bool(of_main), "results", root, "the folder of the comparisons' reports, such as results")
+    rows, about = results_table.read(of_main[0].folder)
+    data, targets = about["run"]["data"], targets_of(rows)
     runs = [run for run in challenge.planned_runs() if run.label == REFERENCE]
     planned = {run.seed: replace(resolve(run), data=data) for run in runs}
     entries = sorted(path for path in (root / "challenge").glob("[!.]*") if path.is_dir())
-    refused = {path.name: found for path in entries if (found := reasons_to_refuse(path, challenge, planned, of_main))}
+    refused = {path.name: found for path in entries if (found := reasons_to_refuse(path, challenge, planned, targets))}
     accepted = [f"challenge/{path.name}" for path in entries if path.name not in refused]
     tier = Tier(root, "challenge", ["main", *accepted], 128, "the challenge")
     # a name or a message may contain line breaks
