@@ -99,6 +99,8 @@ def _reasons(run: FinishedRun, planned: PlannedRun, targets: list[Target], first
     yield from (f"test: {name}, expected the data of the fit" for name in made["test"] if name.startswith("data."))
     if about["evaluations"]["far_context"].get("text", TEXT) != TEXT:
         yield "test: another text"
+    if not isinstance(made["cost"].get("parameters"), int):
+        yield "no number of parameters"
     if (devices := made["cost"].get("environment", {}).get("devices", "1")) != "1":
         yield f"trained on {devices} devices, expected 1"
     protocols = rows["protocol"][rows["length"] == 16 * (configured_length(planned.training) or 0)]

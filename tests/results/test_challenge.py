@@ -110,6 +110,8 @@ def of_fit(key: str, value: object) -> Change:
             "seed 1301: test: another text",
         ),
         (lambda about: about["run"]["cost"]["environment"].update({"devices": "4"}), "seed 1301: trained on 4 devices"),
+        (lambda about: about["run"]["cost"].clear(), "seed 1301: no number of parameters"),
+        (lambda about: about["run"]["cost"].update({"parameters": "1"}), "cannot be read ("),
         (lambda about: about.pop("run"), "cannot be read ('run')"),
     ],
 )
